@@ -1,0 +1,1 @@
+"""Hydra configuration groups; this file makes them reachable as pkg://specdec.conf."""

@@ -1,0 +1,71 @@
+"""The element-wise chains of a decoder layer: the formulas in float64, rounded once."""
+
+from __future__ import annotations
+
+from torch import Tensor
+from torch.nn import functional as F
+
+from specdec.kernels.paged_kv import reference as paged_kv
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float, *, unit_offset: bool = False) -> Tensor:
+    """See `specdec.kernels.fused.op.rms_norm`."""
+    wide = x.double()
+    factor = 1 + weight.double() if unit_offset else weight.double()
+    return (wide / (wide.square().mean(-1, keepdim=True) + eps).sqrt() * factor).to(x.dtype)
+
+
+def add_rms_norm(
+    residual: Tensor, delta: Tensor, weight: Tensor, eps: float, *, unit_offset: bool = False
+) -> Tensor:
+    """See `specdec.kernels.fused.op.add_rms_norm`."""
+    residual += delta
+    return rms_norm(residual, weight, eps, unit_offset=unit_offset)
+
+
+def silu_mul(gate_up: Tensor) -> Tensor:
+    """See `specdec.kernels.fused.op.silu_mul`."""
+    gate, up = gate_up.double().chunk(2, dim=-1)
+    return (F.silu(gate) * up).to(gate_up.dtype)
+
+
+def gelu_mul(gate_up: Tensor) -> Tensor:
+    """See `specdec.kernels.fused.op.gelu_mul`."""
+    gate, up = gate_up.double().chunk(2, dim=-1)
+    return (F.gelu(gate, approximate="tanh") * up).to(gate_up.dtype)
+
+
+def rope_write_kv(
+    qkv: Tensor,  # [N, (Hq + 2 * Hkv) * D]
+    cos: Tensor,  # [N, R]
+    sin: Tensor,  # [N, R]
+    k_cache: Tensor,  # [num_blocks, block_size, Hkv, D]
+    v_cache: Tensor,  # [num_blocks, block_size, Hkv, D]
+    slots: Tensor,  # [N]
+    num_heads: int,
+    num_kv_heads: int,
+    *,
+    q_norm: Tensor | None = None,
+    k_norm: Tensor | None = None,
+    eps: float = 1e-6,
+    unit_offset: bool = False,
+) -> Tensor:
+    """See `specdec.kernels.fused.op.rope_write_kv`."""
+    heads = qkv.view(qkv.shape[0], num_heads + 2 * num_kv_heads, -1).double()
+    q, k, v = heads.split((num_heads, num_kv_heads, num_kv_heads), dim=1)
+    if q_norm is not None:
+        q = rms_norm(q, q_norm, eps, unit_offset=unit_offset)
+    if k_norm is not None:
+        k = rms_norm(k, k_norm, eps, unit_offset=unit_offset)
+    k = _rotate(k, cos, sin)
+    paged_kv.write_kv(k.to(k_cache.dtype), v.to(v_cache.dtype), k_cache, v_cache, slots)
+    return _rotate(q, cos, sin).to(qkv.dtype)
+
+
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    rotary, half = cos.shape[1], cos.shape[1] // 2
+    out = x.clone()
+    for i in range(rotary):
+        partner = -x[..., i + half] if i < half else x[..., i - half]
+        out[..., i] = x[..., i] * cos[:, None, i].double() + partner * sin[:, None, i].double()
+    return out

@@ -1,0 +1,1 @@
+"""specdec: a research framework for speculative decoding."""

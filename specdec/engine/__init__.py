@@ -1,0 +1,1 @@
+"""The serving core: paged K/V, continuous batching, and the speculative step."""

@@ -1,0 +1,1 @@
+"""Adapters to other libraries: transformers generate, vLLM, Ray."""

@@ -1,0 +1,1 @@
+"""Draft-head training: response regeneration, the feature store, masks, losses and the trainer."""
