@@ -1,8 +1,9 @@
 """Which implementation of the kernels runs: the one place that decides.
 
-Every op has three implementations with one signature: `reference` (slow and obvious), `torch` (vectorised PyTorch,
-any device and dtype) and `cpp` (compiled on first use, CPU, float32 and bfloat16). The fastest one that supports the
-tensors is used; the environment variable `SPECDEC_KERNELS` or `use_backend` pins one for debugging and measurements.
+Every op has three implementations with one signature: `reference` (slow and obvious), `torch` (vectorised
+PyTorch, any device and dtype) and `cpp` (compiled on first use, CPU, float32 and bfloat16). The fastest that
+supports the tensors is used; the environment variable `SPECDEC_KERNELS` or `use_backend` pins one for
+debugging and measurements.
 """
 
 from __future__ import annotations
@@ -46,18 +47,19 @@ def backend_for(tensor: Tensor) -> Backend:
         ValueError: `cpp` is pinned, and the device or dtype has no compiled kernel.
         RuntimeError: `cpp` is pinned, and the kernels could not be compiled.
     """
-    if _pinned is not None and _pinned != "cpp":
-        return _pinned
-    supported = tensor.is_cpu and tensor.dtype in CPP_DTYPES
-    if _pinned == "cpp":
-        if not supported:
-            raise ValueError(
-                f"SPECDEC_KERNELS=cpp serves float32 and bfloat16 on the CPU, got {tensor.dtype} on {tensor.device}; "
-                "unset it or use SPECDEC_KERNELS=torch."
-            )
-        build.require_library()
-        return "cpp"
-    return "cpp" if supported and build.library() is not None else "torch"
+    if _pinned is not None:
+        return _pinned if _pinned != "cpp" else _require_cpp(tensor)
+    return "cpp" if tensor.is_cpu and tensor.dtype in CPP_DTYPES and build.library() is not None else "torch"
+
+
+def _require_cpp(tensor: Tensor) -> Backend:
+    if not tensor.is_cpu or tensor.dtype not in CPP_DTYPES:
+        raise ValueError(
+            f"SPECDEC_KERNELS=cpp serves float32 and bfloat16 on the CPU, got {tensor.dtype} on "
+            f"{tensor.device}; unset it or use SPECDEC_KERNELS=torch."
+        )
+    build.require_library()
+    return "cpp"
 
 
 @contextmanager

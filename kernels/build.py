@@ -1,11 +1,11 @@
 """Compile the C++ kernels on first use and load them.
 
-All `*/cpu.cpp` files become one shared library in a cache folder named after everything that shapes its code: the
-sources, the flags, the compiler and the CPU. Compilation goes to a temporary file that is renamed into place, so
-processes that start together are safe.
+All `*/cpu.cpp` files become one shared library in a cache folder named after everything that shapes its
+code: the sources, the flags, the compiler and the CPU. Compilation goes to a temporary file that is renamed
+into place, so processes that start together are safe.
 
-The library must share torch's OpenMP runtime: a second thread pool would spin against the first. It is therefore
-linked against the `libgomp` inside the torch wheel, by its own name, wherever torch ships one.
+The library must share torch's OpenMP runtime: a second thread pool would spin against the first. It is
+therefore linked against the `libgomp` inside the torch wheel, by its own name, wherever torch ships one.
 """
 
 from __future__ import annotations

@@ -77,6 +77,8 @@ class Verifier(ABC):
     """The rule changes the target's distribution on purpose; reports mark it."""
     greedy_only: ClassVar[bool] = False
     """The rule serves temperature 0 alone."""
+    reproduces: ClassVar[bool] = False
+    """At any temperature the tokens are plain decoding's own under the same seed, not only their law."""
 
     @abstractmethod
     def verify(self, tree: TokenTree, p: TargetProbs, rng: CounterRng) -> Acceptance:

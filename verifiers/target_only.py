@@ -28,6 +28,7 @@ class TargetOnlyVerifier(Verifier):
     """Draws from the target and follows the tree while the drawn token is a child; exact for any tree."""
 
     laws = ALL_LAWS
+    reproduces = True
 
     def verify(self, tree: TokenTree, p: TargetProbs, rng: CounterRng) -> Acceptance:
         if p.all_greedy:

@@ -41,25 +41,22 @@ def add_rms_norm(
     """See `specdec.kernels.fused.op.add_rms_norm`."""
     if delta.shape != residual.shape or delta.dtype != residual.dtype or not delta.is_contiguous():
         raise ValueError(
-            f"delta must be contiguous {residual.dtype} {tuple(residual.shape)} like the residual, got {delta.dtype} "
-            f"{tuple(delta.shape)}."
+            f"delta must be contiguous {residual.dtype} {tuple(residual.shape)} like the residual, got "
+            f"{delta.dtype} {tuple(delta.shape)}."
         )
     return _rms_norm(residual, delta.data_ptr(), weight, eps, unit_offset)
 
 
 def _rms_norm(x: Tensor, delta: int | None, weight: Tensor, eps: float, unit_offset: bool) -> Tensor:
     rows, width = x.shape
-    if (
-        weight.dtype != x.dtype
-        or weight.shape != (width,)
-        or not (x.is_contiguous() and weight.is_contiguous())
-    ):
+    dtype = x.dtype
+    if weight.numel() != width or weight.dtype != dtype or not (x.is_contiguous() and weight.is_contiguous()):
         raise ValueError(
-            f"x must be contiguous and weight [{width}] {x.dtype}, got x {tuple(x.shape)} with strides {x.stride()} "
-            f"and weight {tuple(weight.shape)} {weight.dtype}."
+            f"x must be contiguous and weight [{width}] {dtype}, got x {tuple(x.shape)} with strides "
+            f"{x.stride()} and weight {tuple(weight.shape)} {weight.dtype}."
         )
     out = torch.empty_like(x)
-    _function("rms_norm", x.dtype)(
+    _function("rms_norm", dtype)(
         x.data_ptr(),
         delta,
         weight.data_ptr(),
@@ -90,7 +87,7 @@ def _gated(name: str, gate_up: Tensor) -> Tensor:
             f"gate_up must be contiguous [N, 2 * I], got {tuple(gate_up.shape)}, strides {gate_up.stride()}."
         )
     width = double_width // 2
-    out = torch.empty((rows, width), dtype=gate_up.dtype)
+    out = gate_up.new_empty((rows, width))
     _function(name, gate_up.dtype)(gate_up.data_ptr(), out.data_ptr(), rows, width, torch.get_num_threads())
     return out
 
@@ -111,10 +108,23 @@ def rope_write_kv(
     unit_offset: bool = False,
 ) -> Tensor:
     """See `specdec.kernels.fused.op.rope_write_kv`."""
-    rows, dtype = qkv.shape[0], qkv.dtype
-    key = (dtype, qkv.shape[1], cos.shape[1], k_cache.shape, num_heads, num_kv_heads, eps, unit_offset)
-    function, template, head_dim, num_slots = _rope_template(*key)
-    _check_rope(qkv, cos, sin, k_cache, v_cache, slots)
+    dtype, cache_shape, cos_shape = qkv.dtype, k_cache.shape, cos.shape
+    rows, rotary_dim = cos_shape
+    function, template, width, head_dim, num_slots = _rope_template(
+        dtype, rotary_dim, cache_shape, num_heads, num_kv_heads, eps, unit_offset
+    )
+    if not (
+        qkv.shape == (rows, width)
+        and sin.shape == cos_shape
+        and slots.shape == (rows,)
+        and v_cache.shape == cache_shape
+        and k_cache.dtype == dtype == v_cache.dtype
+        and (cos.dtype == dtype or cos.dtype == torch.float32)
+        and sin.dtype == cos.dtype
+        and slots.dtype == torch.int64
+        and all(map(Tensor.is_contiguous, (qkv, cos, sin, k_cache, v_cache, slots)))
+    ):
+        _refuse_rope(width, qkv=qkv, cos=cos, sin=sin, k_cache=k_cache, v_cache=v_cache, slots=slots)
     call = template
     if q_norm is not None or k_norm is not None:
         call = RopeCall.from_buffer_copy(template)
@@ -122,10 +132,11 @@ def rope_write_kv(
             _norm_pointer(q_norm, head_dim, dtype),
             _norm_pointer(k_norm, head_dim, dtype),
         )
-    out = torch.empty((rows, num_heads, head_dim), dtype=dtype)
+    out = qkv.new_empty((rows, num_heads, head_dim))
+    threads = torch.get_num_threads()
     failed = function(
         call, qkv.data_ptr(), cos.data_ptr(), sin.data_ptr(), cos.dtype == torch.float32,
-        k_cache.data_ptr(), v_cache.data_ptr(), slots.data_ptr(), out.data_ptr(), rows, torch.get_num_threads(),
+        k_cache.data_ptr(), v_cache.data_ptr(), slots.data_ptr(), out.data_ptr(), rows, threads,
     )  # fmt: skip
     if failed:
         raise_outside("slots", slots, num_slots)
@@ -135,47 +146,32 @@ def rope_write_kv(
 @functools.lru_cache(maxsize=256)
 def _rope_template(
     dtype: torch.dtype,
-    width: int,
     rotary_dim: int,
     cache_shape: torch.Size,
     num_heads: int,
     num_kv_heads: int,
     eps: float,
     unit_offset: bool,
-) -> tuple[Any, RopeCall, int, int]:
-    """The kernel, its argument block without norms, the head size and the number of slots."""
+) -> tuple[Any, RopeCall, int, int, int]:
+    """The kernel, its argument block without norms, the width of qkv, the head size, the number of slots."""
     num_blocks, block_size, cache_heads, head_dim = cache_shape
-    if cache_heads != num_kv_heads or width != (num_heads + 2 * num_kv_heads) * head_dim:
+    if cache_heads != num_kv_heads:
         raise ValueError(
-            f"qkv is {width} wide and the cache {tuple(cache_shape)}, expected (Hq + 2 * Hkv) * D columns and Hkv heads "
-            f"for Hq={num_heads}, Hkv={num_kv_heads}."
+            f"k_cache {tuple(cache_shape)} holds {cache_heads} heads, num_kv_heads is {num_kv_heads}."
         )
     if rotary_dim % 2 or rotary_dim > head_dim:
         raise ValueError(f"cos is {rotary_dim} wide, expected an even number up to the head size {head_dim}.")
-    num_slots = num_blocks * block_size
+    num_slots, width = num_blocks * block_size, (num_heads + 2 * num_kv_heads) * head_dim
     call = RopeCall(None, None, num_heads, num_kv_heads, head_dim, rotary_dim, num_slots, eps, unit_offset)
-    return _function("rope_write_kv", dtype), call, head_dim, num_slots
+    return _function("rope_write_kv", dtype), call, width, head_dim, num_slots
 
 
-def _check_rope(
-    qkv: Tensor, cos: Tensor, sin: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor
-) -> None:
-    rows, dtype = qkv.shape[0], qkv.dtype
-    if k_cache.dtype != dtype or v_cache.dtype != dtype or v_cache.shape != k_cache.shape:
-        raise ValueError(f"caches must be {dtype} of one shape, got {k_cache.dtype} and {v_cache.dtype}.")
-    if cos.shape != sin.shape or cos.shape[0] != rows or cos.dtype != sin.dtype:
-        raise ValueError(
-            f"cos {tuple(cos.shape)} and sin {tuple(sin.shape)} must be [{rows}, R] of one dtype."
-        )
-    if cos.dtype != dtype and cos.dtype != torch.float32:
-        raise ValueError(f"cos must be float32 or {dtype}, got {cos.dtype}.")
-    if slots.dtype != torch.int64 or slots.shape != (rows,):
-        raise ValueError(f"slots must be [{rows}] int64, got {slots.dtype} {tuple(slots.shape)}.")
-    for tensor in (qkv, cos, sin, k_cache, v_cache, slots):
-        if not tensor.is_contiguous():
-            raise ValueError(
-                f"a tensor of shape {tuple(tensor.shape)} must be contiguous, strides {tensor.stride()}."
-            )
+def _refuse_rope(width: int, **tensors: Tensor) -> None:
+    got = ", ".join(f"{name} {x.dtype} {tuple(x.shape)} strides {x.stride()}" for name, x in tensors.items())
+    raise ValueError(
+        f"expected contiguous qkv [N, {width}], cos and sin [N, R] (float32 or dtype of qkv), slots [N] "
+        f"int64 and two caches of one shape with the dtype of qkv, got {got}."
+    )
 
 
 def _norm_pointer(weight: Tensor | None, head_dim: int, dtype: torch.dtype) -> int | None:

@@ -89,7 +89,7 @@ def rope_write_kv(
     Args:
         qkv: `[N, (Hq + 2 * Hkv) * D]` contiguous output of the fused projection: queries, keys, values.
         cos: `[N, R]` contiguous cosines in transformers' layout (both halves), float32 or dtype of `qkv`;
-            R is `D`, or less for partial rotary embeddings, which leave the last `D - R` elements as they are.
+            R is `D`, or less for partial rotary embeddings, which leave the last `D - R` elements alone.
         sin: `[N, R]` sines, as `cos`.
         k_cache: `[num_blocks, block_size, Hkv, D]`, dtype of `qkv`, updated in place.
         v_cache: `[num_blocks, block_size, Hkv, D]`, updated in place.

@@ -1,4 +1,4 @@
-"""The element-wise chains of a decoder layer in PyTorch operations, rounding where transformers' modules round."""
+"""The element-wise chains of a decoder layer in PyTorch, rounding where transformers' modules round."""
 
 from __future__ import annotations
 

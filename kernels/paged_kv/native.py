@@ -77,8 +77,8 @@ def check_indices(name: str, indices: Tensor, count: int) -> None:
         or not (indices.is_cpu and indices.is_contiguous())
     ):
         raise ValueError(
-            f"{name} must be a contiguous [{count}] int64 CPU tensor, got {indices.dtype} {tuple(indices.shape)} "
-            f"on {indices.device}."
+            f"{name} must be a contiguous [{count}] int64 CPU tensor, got {indices.dtype} "
+            f"{tuple(indices.shape)} on {indices.device}."
         )
 
 

@@ -1,8 +1,9 @@
-"""Attention metadata from plain lists, for tests, benchmarks and experiments. The engine has its own fast packer."""
+"""Attention metadata from plain lists, for tests and benchmarks; the engine has a fast packer."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -60,7 +61,7 @@ def build_metadata(requests: Sequence[Request], block_size: int, *, seed: int = 
         slots=tables[owner, slots // block_size].long() * block_size + slots % block_size,
         block_tables=tables,
         block_size=block_size,
-        max_query_len=max(stop - start for start, stop in zip(offsets[:-1], offsets[1:], strict=True)),
+        max_query_len=max(stop - start for start, stop in pairwise(offsets)),
         max_kv_len=max(kv_lens),
         kv_lens=torch.tensor(kv_lens, dtype=torch.int32),
         host=HostMetadata(

@@ -30,12 +30,12 @@ class AttentionMetadata:
     query_offsets: Tensor
     """`[B + 1]` int32: request b owns the query rows `query_offsets[b]:query_offsets[b + 1]`."""
     tree_starts: Tensor
-    """`[B]` int32: logical slot of the root; the committed tokens before it fill the slots `< tree_starts[b]`."""
+    """`[B]` int32: logical slot of the root; committed tokens before it fill the slots `< tree_starts[b]`."""
     causal_limits: Tensor
     """`[N]` int32: every logical slot below this is visible to the query."""
     ancestors: Tensor
-    """`[N, W]` int32: bit i of word w set if slot `tree_starts[b] + 32 * w + i` is visible; zero for committed
-    tokens before the root. A node's own bit and the root's bit are set."""
+    """`[N, W]` int32: bit i of word w set if slot `tree_starts[b] + 32 * w + i` is visible; zero for
+    committed tokens before the root. A node's own bit and the root's bit are set."""
     positions: Tensor
     """`[N]` int64: sequence position of the query (tree_start + depth for a node)."""
     depths: Tensor

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,15 +30,21 @@ class AttentionCall(ctypes.Structure):
     )
 
 
-class _Prepared:
-    """Calls prepared for one metadata instance, by what distinguishes its layers."""
+class _Prepared(NamedTuple):
+    """A call and what it was prepared for."""
 
-    def __init__(self, meta: AttentionMetadata) -> None:
-        self.meta = meta
-        self.calls: dict[tuple[Any, ...], tuple[Any, AttentionCall, Tensor]] = {}
+    function: Any
+    call: AttentionCall
+    q_shape: torch.Size
+    cache_shape: torch.Size
+    dtype: torch.dtype
+    ancestors: Tensor
+    """Keeps the words alive that the call points to."""
 
 
-_latest: _Prepared | None = None
+_LayerKind = tuple[float, int | None, float | None]
+_latest: tuple[AttentionMetadata | None, dict[_LayerKind, _Prepared]] = (None, {})
+"""Calls prepared for the metadata of the running forward, by scale, window and soft cap."""
 
 
 def tree_attention(
@@ -53,41 +59,45 @@ def tree_attention(
 ) -> Tensor:
     """See `specdec.kernels.tree_attention.op.tree_attention`."""
     global _latest
-    prepared = _latest
-    if prepared is None or prepared.meta is not meta:
-        prepared = _latest = _Prepared(meta)
-    key = (q.shape, k_cache.shape, q.dtype, scale, window, soft_cap)
-    entry = prepared.calls.get(key)
-    if entry is None:
-        entry = prepared.calls[key] = _prepare(q, k_cache, meta, scale, window, soft_cap)
-    _check_caches(q, k_cache, v_cache)
-    q = q.contiguous()
+    latest = _latest
+    if latest[0] is not meta:
+        latest = _latest = (meta, {})
+    kind = (scale, window, soft_cap)
+    prepared = latest[1].get(kind)
+    if prepared is None or q.shape != prepared.q_shape or q.dtype != prepared.dtype:
+        prepared = latest[1][kind] = _prepare(q, k_cache, meta, kind)
+    function, call, _, cache_shape, dtype, _ = prepared
+    if not (
+        k_cache.shape == cache_shape == v_cache.shape
+        and k_cache.dtype == dtype == v_cache.dtype
+        and k_cache.is_contiguous()
+        and v_cache.is_contiguous()
+    ):
+        raise ValueError(
+            f"k_cache and v_cache must be contiguous {dtype} {tuple(cache_shape)}, got k_cache "
+            f"{k_cache.dtype} {tuple(k_cache.shape)} and v_cache {v_cache.dtype} {tuple(v_cache.shape)}; "
+            "keep the layers outermost in the pool."
+        )
+    if not q.is_contiguous():
+        q = q.contiguous()
     out = torch.empty_like(q)
-    function, call, _ = entry
     threads = torch.get_num_threads()
     if function(call, q.data_ptr(), k_cache.data_ptr(), v_cache.data_ptr(), out.data_ptr(), threads):
         raise ValueError(f"block_tables name a page outside the cache of {k_cache.shape[0]} pages.")
     return out
 
 
-def _prepare(
-    q: Tensor,
-    k_cache: Tensor,
-    meta: AttentionMetadata,
-    scale: float,
-    window: int | None,
-    soft_cap: float | None,
-) -> tuple[Any, AttentionCall, Tensor]:
-    """The kernel, its argument block, and a tensor that the block points into."""
+def _prepare(q: Tensor, k_cache: Tensor, meta: AttentionMetadata, kind: _LayerKind) -> _Prepared:
     num_queries, num_heads, head_dim = q.shape
-    num_blocks, block_size, num_kv_heads, kv_dim = k_cache.shape
-    if head_dim != kv_dim or num_heads % num_kv_heads or block_size != meta.block_size:
+    num_blocks, block_size, num_kv_heads, cache_dim = k_cache.shape
+    if head_dim != cache_dim or num_heads % num_kv_heads or block_size != meta.block_size:
         raise ValueError(
-            f"q {tuple(q.shape)} and k_cache {tuple(k_cache.shape)} do not fit: head sizes must be equal, query heads "
-            f"a multiple of key heads, and the page size {meta.block_size}, as in the metadata."
+            f"q {tuple(q.shape)} and k_cache {tuple(k_cache.shape)} do not fit: head sizes must be equal, "
+            f"query heads a multiple of key heads, and the page size {meta.block_size}, as in the metadata."
         )
     if num_queries < meta.host.query_offsets[-1]:
         raise ValueError(f"q has {num_queries} rows, the metadata describes {meta.host.query_offsets[-1]}.")
+    scale, window, soft_cap = kind
     ancestors = meta.ancestors if window is None else meta.ancestors_within(window)
     int32 = (
         meta.query_offsets,
@@ -106,17 +116,7 @@ def _prepare(
         block_size, num_blocks, num_heads, num_kv_heads, head_dim,
         window or 0, scale, soft_cap or 0.0,
     )  # fmt: skip
-    return _function(q.dtype), call, ancestors
-
-
-def _check_caches(q: Tensor, k_cache: Tensor, v_cache: Tensor) -> None:
-    if k_cache.dtype != q.dtype or v_cache.dtype != q.dtype or v_cache.shape != k_cache.shape:
-        raise ValueError(
-            f"caches must have the dtype of q ({q.dtype}) and one shape, got k_cache {k_cache.dtype} "
-            f"{tuple(k_cache.shape)} and v_cache {v_cache.dtype} {tuple(v_cache.shape)}."
-        )
-    if not (k_cache.is_contiguous() and v_cache.is_contiguous()):
-        raise ValueError("k_cache and v_cache must be contiguous; keep the layers outermost in the pool.")
+    return _Prepared(_function(q.dtype), call, q.shape, k_cache.shape, q.dtype, ancestors)
 
 
 @functools.cache

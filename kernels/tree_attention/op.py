@@ -27,8 +27,8 @@ def tree_attention(
 ) -> Tensor:
     """Attend every packed query to the slots that `meta` shows it. Inference only: no gradients.
 
-    Grouped-query attention is implied by the shapes: query head h reads key head `h // (Hq // Hkv)`. Slots that no
-    query sees are never used, whatever they hold.
+    Grouped-query attention is implied by the shapes: query head h reads key head `h // (Hq // Hkv)`. Slots
+    that no query sees are never used, whatever they hold.
 
     Args:
         q: `[N, Hq, D]` queries in the order of `meta.query_offsets`, position-encoded.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 from torch import Tensor
 
@@ -22,7 +24,7 @@ def tree_attention(
     out = torch.zeros_like(q)
     group = q.shape[1] // k_cache.shape[2]
     offsets = meta.query_offsets.tolist()
-    for request, (start, stop) in enumerate(zip(offsets[:-1], offsets[1:], strict=True)):
+    for request, (start, stop) in enumerate(pairwise(offsets)):
         for n in range(start, stop):
             visible = visible_slots(meta, request, n, window)
             if not visible:

@@ -1,7 +1,7 @@
 """Tree attention in PyTorch operations, for any device and dtype.
 
-Long runs of committed queries (prefill chunks) are causal, so each goes through `scaled_dot_product_attention`
-alone. All other queries form one padded batch with an explicit mask.
+Long runs of committed queries (prefill chunks) are causal, so each goes by itself through
+`scaled_dot_product_attention`. All other queries form one padded batch with an explicit mask.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ def _visible(
 def _attend_batch(
     q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: PaddedBatch, scale: float, soft_cap: float | None
 ) -> Tensor:
-    num_requests, num_slots = batch.slots.shape
+    num_requests = batch.slots.shape[0]
     num_heads, num_kv_heads, dim = q.shape[1], k_cache.shape[2], q.shape[2]
     group = num_heads // num_kv_heads
     padded = q.new_zeros(num_requests * batch.num_queries, num_heads, dim)

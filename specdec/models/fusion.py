@@ -1,10 +1,10 @@
 """The plain pre-norm Llama decoder, run with few and fused operations.
 
-Llama, Mistral, Qwen2 and Qwen3 share one layer: RMS norm, attention on rotated queries and keys, RMS norm, gated
-SiLU. At batch one on small models, module calls and small operations cost as much as reading the weights, so this
-path calls the kernels directly and reads q/k/v, and gate/up, as one matrix each.
+Llama, Mistral, Qwen2 and Qwen3 share one layer: RMS norm, attention on rotated queries and keys, RMS norm,
+gated SiLU. At batch one on small models, module calls and small operations cost as much as reading the
+weights, so this path calls the kernels directly and multiplies with q/k/v, and gate/up, as one matrix each.
 
-There is one copy of the weights: the parameters of the original projections become views of the joint matrices.
+There is one copy of the weights: the parameters of the original projections become views of the joint ones.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from specdec.kernels.tree_attention.metadata import AttentionMetadata
 from specdec.kernels.tree_attention.op import tree_attention
 
 _FUSIBLE_LAYERS = (LlamaDecoderLayer, MistralDecoderLayer, Qwen2DecoderLayer, Qwen3DecoderLayer)
-_FUSIBLE_NORMS = (LlamaRMSNorm, MistralRMSNorm, Qwen2RMSNorm, Qwen3RMSNorm)
+_FUSIBLE_MODULES = (nn.Embedding, nn.Linear, LlamaRMSNorm, MistralRMSNorm, Qwen2RMSNorm, Qwen3RMSNorm)
 
 
 class _Layer(NamedTuple):
@@ -49,23 +49,24 @@ class _Layer(NamedTuple):
 
 def can_fuse(model: PreTrainedModel) -> bool:
     """Whether every layer is the plain Llama layer with ordinary dense weights."""
-    layers = getattr(model.get_decoder(), "layers", None)
+    decoder = model.get_decoder()
+    layers = getattr(decoder, "layers", None)
     return (
         layers is not None
         and all(type(layer) in _FUSIBLE_LAYERS for layer in layers)
         and model.config.hidden_act in ("silu", "swish")
-        and all(_is_plain(module) for layer in layers for module in layer.modules())
+        and all(_is_plain(module) for module in decoder.modules())
     )
 
 
 def _is_plain(module: nn.Module) -> bool:
     """False for modules that are quantised, adapted, sharded or hooked: they must run as they are."""
-    if module._forward_hooks or module._forward_pre_hooks:
+    if module._forward_hooks or module._forward_pre_hooks or hasattr(module, "_hf_hook"):
         return False
-    if not any(True for _ in module.parameters(recurse=False)):
-        return True
-    dense = all(type(parameter.data) is Tensor for parameter in module.parameters(recurse=False))
-    return dense and (type(module) is nn.Linear or type(module) in _FUSIBLE_NORMS)
+    own = list(module.parameters(recurse=False))
+    return not own or (
+        type(module) in _FUSIBLE_MODULES and all(type(parameter.data) is Tensor for parameter in own)
+    )
 
 
 class FusedDecoder:
@@ -113,8 +114,10 @@ class FusedDecoder:
                 q_norm=layer.q_norm,
                 k_norm=layer.k_norm,
                 eps=eps,
+            )
+            attended = tree_attention(
+                query, k_cache, v_cache, meta, scale=scale, window=layer.window
             )  # [N, Hq, D]
-            attended = tree_attention(query, k_cache, v_cache, meta, scale=scale, window=layer.window)
             delta = linear(attended.flatten(1), layer.o, layer.o_bias)  # [N, H]
             hidden = add_rms_norm(residual, delta, layer.post_norm, eps)
             gated = silu_mul(linear(hidden, layer.gate_up, layer.gate_up_bias))  # [N, I]
@@ -125,7 +128,7 @@ class FusedDecoder:
         return hidden, tuple(tapped[tap] for tap in taps)
 
 
-def _fuse_layer(layer: nn.Module) -> _Layer:
+def _fuse_layer(layer: LlamaDecoderLayer) -> _Layer:
     attention, mlp = layer.self_attn, layer.mlp
     q_norm, k_norm = getattr(attention, "q_norm", None), getattr(attention, "k_norm", None)
     qkv, qkv_bias = _join(attention.q_proj, attention.k_proj, attention.v_proj)
@@ -147,7 +150,7 @@ def _fuse_layer(layer: nn.Module) -> _Layer:
     )
 
 
-def _window(layer: nn.Module) -> int | None:
+def _window(layer: LlamaDecoderLayer) -> int | None:
     if isinstance(layer, LlamaDecoderLayer):
         return None
     if isinstance(layer, MistralDecoderLayer):
@@ -158,14 +161,15 @@ def _window(layer: nn.Module) -> int | None:
 @torch.no_grad()
 def _join(*projections: nn.Linear) -> tuple[Tensor, Tensor | None]:
     """Stacks the projections' weights and biases, which become views of the results."""
-    weight = _stack([projection.weight for projection in projections])
+    weight = _stack(*(projection.weight for projection in projections))
     if projections[0].bias is None:
         return weight, None
-    return weight, _stack([projection.bias for projection in projections])
+    return weight, _stack(*(projection.bias for projection in projections))
 
 
-def _stack(parameters: Sequence[nn.Parameter]) -> Tensor:
+def _stack(*parameters: Tensor) -> Tensor:
     joint = torch.cat([parameter.data for parameter in parameters])
-    for parameter, view in zip(parameters, joint.split([len(parameter) for parameter in parameters]), strict=True):
+    views = joint.split([len(parameter) for parameter in parameters])
+    for parameter, view in zip(parameters, views, strict=True):
         parameter.data = view
     return joint

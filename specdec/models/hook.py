@@ -34,7 +34,7 @@ class AttentionCall(NamedTuple):
     """Names of further keyword arguments that carry tensors."""
 
 
-class MissingContext(ValueError):
+class MissingContextError(ValueError):
     """A call of the attention function without the paged context."""
 
 
@@ -86,7 +86,7 @@ def paged_attention(
         `[1, N, Hq, D]` and None in place of the attention weights.
 
     Raises:
-        MissingContext: the model was called directly, or does not pass keyword arguments on.
+        MissingContextError: the model was called directly, or does not pass keyword arguments on.
     """
     if isinstance(specdec, PagedContext):
         query, key, value = (states[0].transpose(0, 1).contiguous() for states in (query, key, value))
@@ -100,7 +100,7 @@ def paged_attention(
     if isinstance(specdec, AttentionTrace):
         specdec.calls.append(_describe(module, key, value, sliding_window, extras))
         return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[-1]), None
-    raise MissingContext(
+    raise MissingContextError(
         f"specdec={specdec!r} reached the attention of {type(module).__name__}, expected the paged context: "
         "run this model through TargetModel.forward, or load it again for other uses"
     )

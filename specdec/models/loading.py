@@ -40,7 +40,7 @@ def load_target(
 
     Args:
         name_or_path: packaged name (`smollm2-135m`), path of a `.gguf` file, local folder, or hub id.
-        dtype: of weights and K/V. None or "auto": bfloat16 on GPUs and on CPUs that compute in it, else float32.
+        dtype: of weights and K/V. None or "auto": bfloat16 where the device computes in it, else float32.
         device: None or "auto": the GPU if there is one.
         fuse: see `TargetModel`.
         revision: of a hub repository.

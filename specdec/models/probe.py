@@ -1,8 +1,9 @@
-"""The few tokens that a model is tried on when it is loaded: a prompt, then a tree that reads the prompt's pages."""
+"""What a model is tried on when it is loaded: a prompt, then a tree that reads the prompt's pages."""
 
 from __future__ import annotations
 
 from dataclasses import fields, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,5 +26,9 @@ def tokens(vocab_size: int, device: torch.device) -> Tensor:
 def metadata(request: Request, device: torch.device) -> AttentionMetadata:
     """The metadata of a batch of one request."""
     meta = build_metadata([request], BLOCK_SIZE)
-    tensors = {field.name: getattr(meta, field.name) for field in fields(meta)}
-    return replace(meta, **{name: x.to(device) for name, x in tensors.items() if isinstance(x, Tensor)})
+    moved: dict[str, Any] = {}
+    for field in fields(meta):
+        value = getattr(meta, field.name)
+        if isinstance(value, Tensor):
+            moved[field.name] = value.to(device)
+    return replace(meta, **moved)

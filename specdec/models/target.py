@@ -14,7 +14,13 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from specdec.kernels.tree_attention.metadata import AttentionMetadata
 from specdec.models import probe, support
 from specdec.models.fusion import FusedDecoder, can_fuse
-from specdec.models.hook import ATTENTION_NAME, AttentionCall, AttentionTrace, MissingContext, PagedContext
+from specdec.models.hook import (
+    ATTENTION_NAME,
+    AttentionCall,
+    AttentionTrace,
+    MissingContextError,
+    PagedContext,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +78,7 @@ class TargetModel:
         self.device: torch.device = model.device
         self.num_layers: int = config.num_hidden_layers
         self.hidden_size: int = config.hidden_size
-        self.max_context = support.max_context(config)
+        self.max_context = support.max_context(config, name)
         self.eos_token_ids = tuple(eos_token_ids)
         self._model = model
         self._decoder: nn.Module = model.get_decoder()
@@ -132,7 +138,7 @@ class TargetModel:
         depth = self.num_layers if num_layers is None else num_layers
         if not 1 <= depth <= self.num_layers:
             raise ValueError(f"num_layers={depth}, expected 1 to {self.num_layers} for model {self.name!r}")
-        if taps and not (0 <= min(taps) and max(taps) <= depth):
+        if not all(0 <= tap <= depth for tap in taps):
             raise ValueError(f"taps={tuple(taps)}, expected indices 0 to {depth} for model {self.name!r}")
         if self._fused is not None:
             return ForwardOutput(*self._fused.forward(tokens, kv, meta, depth, taps))
@@ -196,7 +202,7 @@ class TargetModel:
         trace = AttentionTrace()
         try:
             self._decoder(input_ids=tokens.unsqueeze(0), use_cache=False, specdec=trace)
-        except MissingContext as error:
+        except MissingContextError as error:
             reason = "it does not pass keyword arguments on to its attention"
             raise support.unsupported(self.name, self.config, reason) from error
         return trace.calls
@@ -224,7 +230,8 @@ def _layer_list_name(decoder: nn.Module, config: PreTrainedConfig, name: str) ->
         if isinstance(child, nn.ModuleList) and len(child) == config.num_hidden_layers
     ]
     if len(names) != 1:
-        reason = f"{type(decoder).__name__} has {len(names)} lists of {config.num_hidden_layers} layers, expected 1"
+        count = config.num_hidden_layers
+        reason = f"{type(decoder).__name__} has {len(names)} lists of {count} layers, expected one"
         raise support.unsupported(name, config, reason)
     return names[0]
 

@@ -95,7 +95,9 @@ def test_taps_equal_hidden_states(pair, make_pool):
     taps = (2, 0, target.num_layers, 2)
     output = pool.forward(PROMPT, [Request(cached=0, prefill=len(PROMPT) - 1)], taps=taps)
     with torch.inference_mode():
-        states = model(input_ids=torch.tensor([PROMPT]), use_cache=False, output_hidden_states=True).hidden_states
+        states = model(
+            input_ids=torch.tensor([PROMPT]), use_cache=False, output_hidden_states=True
+        ).hidden_states
     assert_close(output.taps[0], states[2][0])
     assert_close(output.taps[1], states[0][0])
     assert_close(output.taps[3], states[2][0])
@@ -159,4 +161,3 @@ def test_rotary_scaling(tiny, make_pool, rope):
     tokens = [(7 * i + 3) % 97 for i in range(target.max_context)]
     pool = make_pool(target, [len(tokens)], block_size=16)
     assert_close(pool.logits(tokens, [Request(0, len(tokens) - 1)]), plain_logits(model, tokens))
-
