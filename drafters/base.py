@@ -25,8 +25,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class FeatureSpec:
-    """Target features a draft model reads. Tap i is Hugging Face's `hidden_states[i]`: 0 the embeddings, i the
-    output of layer i - 1, before the final norm."""
+    """Target features a draft model reads.
+
+    Tap i is Hugging Face's `hidden_states[i]`: 0 the embeddings, i the output of layer i - 1, before the
+    final norm.
+    """
 
     taps: tuple[int, ...] = ()
     last_hidden: bool = False
@@ -40,7 +43,7 @@ class DrafterContext:
     """What the engine offers a drafter when it is built."""
 
     target: ModelRunner
-    """The target on its paged cache. Its pages are addressed by the same block tables as every draft cache."""
+    """The target on its paged cache; its block tables address every draft cache as well."""
     eos_token_ids: tuple[int, ...]
     seed: int
 
@@ -161,7 +164,7 @@ class Drafter(ABC):
 
     @abstractmethod
     def propose(self, batch: DraftBatch, budget: Sequence[int]) -> TokenTree:
-        """Proposes one tree a request, of at most `budget[b]` drafted nodes and depth `batch.max_depths[b]`."""
+        """Proposes one tree a request: at most `budget[b]` drafted nodes, no deeper than `max_depths[b]`."""
 
     def observe(self, commit: Commit) -> None:
         """Learns what was committed."""

@@ -31,7 +31,7 @@ class Acceptance:
 class TargetProbs:
     """The target's distribution after each node of a tree, warped on demand.
 
-    Warping costs several passes over the vocabulary and a rule visits few nodes: it asks for the rows it needs.
+    Warping takes several passes over the vocabulary and a rule visits few nodes: it asks for rows it needs.
 
     Args:
         logits: `[N, V]`, any float dtype; row n follows node n.

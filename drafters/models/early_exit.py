@@ -8,6 +8,8 @@ Source: Draft & Verify, arXiv:2309.08168; LayerSkip, arXiv:2404.16710.
 
 from __future__ import annotations
 
+from typing import Self
+
 from torch import Tensor
 
 from specdec.drafters.base import DrafterContext, DraftModel
@@ -25,7 +27,7 @@ class EarlyExitModel(DraftModel):
         self.num_layers = num_layers
 
     @classmethod
-    def build(cls, context: DrafterContext, num_layers: int | None = None) -> EarlyExitModel:
+    def build(cls, context: DrafterContext, num_layers: int | None = None) -> Self:  # type: ignore[override]
         depth = context.target.model.num_layers
         chosen = max(1, depth // 3) if num_layers is None else num_layers
         if not 1 <= chosen <= depth:

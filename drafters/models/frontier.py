@@ -14,7 +14,7 @@ _WORD = 0xFFFFFFFF
 def frontier_nodes(frontier: Frontier) -> tuple[TreeNodes, list[int], Tensor]:
     """Packs a frontier: its nodes, the root positions and the block tables of the requests it touches.
 
-    A node's K/V goes to the tree slot it claimed when it joined the frontier, and it sees the slots of its path.
+    A node's K/V goes to the tree slot it claimed when it joined the frontier; it sees the slots of its path.
     """
     builder, batch = frontier.builder, frontier.batch
     device = batch.roots.device

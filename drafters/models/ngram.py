@@ -1,8 +1,8 @@
 """N-gram drafting: the text so far predicts its own continuation.
 
 A node is expanded by the longest suffix of committed tokens plus path, from `max_n` tokens down to `min_n`,
-that occurred earlier in the committed text with a token after it. Among several occurrences the later ones weigh
-more, q proportional to 2**-rank from the latest back, so the argmax is always what followed the latest one.
+that occurred earlier in the committed text with a token after it. Among several occurrences the later ones
+weigh more, q proportional to 2**-rank from the latest back, so the argmax is what followed the latest one.
 A suffix never matches itself, for nothing follows it yet; where a match overlaps the end, drafting goes on
 through its own path, so a repeated token is drafted to the full budget.
 Sources: prompt lookup decoding (Saxena, 2023); LLMA, arXiv:2304.04487. The choice among matches is ours.
@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from itertools import islice
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -27,7 +28,7 @@ class NGramModel(DraftModel):
     """Continues the longest suffix that occurred before, in prompt or output; needs no weights."""
 
     def __init__(
-        self, max_n: int = 4, min_n: int = 1, vocab_size: int = 0, eos_token_ids: Sequence[int] = ()
+        self, max_n: int = 8, min_n: int = 1, vocab_size: int = 0, eos_token_ids: Sequence[int] = ()
     ) -> None:
         if not 1 <= min_n <= max_n:
             raise ValueError(f"min_n={min_n}, max_n={max_n}: expected 1 <= min_n <= max_n")
@@ -38,7 +39,7 @@ class NGramModel(DraftModel):
         self._indices: dict[int, _SuffixIndex] = {}
 
     @classmethod
-    def build(cls, context: DrafterContext, max_n: int = 4, min_n: int = 1) -> NGramModel:
+    def build(cls, context: DrafterContext, max_n: int = 8, min_n: int = 1) -> Self:  # type: ignore[override]
         return cls(max_n, min_n, context.target.model.vocab_size, context.eos_token_ids)
 
     def extend(self, batch: DraftBatch) -> None:
@@ -73,7 +74,7 @@ class NGramModel(DraftModel):
     def _continuations(self, frontier: Frontier) -> list[list[tuple[int, float]]]:
         """Candidates of each node with their probabilities, likeliest first; none after an EOS."""
         batch = frontier.batch
-        result = []
+        result: list[list[tuple[int, float]]] = []
         for row, path in zip(frontier.rows, frontier.paths(), strict=True):
             if path and path[-1] in self.eos_token_ids:
                 result.append([])

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from specdec.core import ProposalLaw, TokenTree
 from specdec.drafters.base import DraftBatch, Drafter
 
-Script = Callable[[int, Sequence[int]], Sequence[int] | Sequence[tuple[int, int]]]
-"""Given a request's number and its committed tokens, returns a chain of tokens, or `(token, parent)` pairs with
-parents as node indices (0 is the root)."""
+Script = Callable[[int, Sequence[int]], Sequence[int | tuple[int, int]]]
+"""Given a request's number and its committed tokens, returns a chain of tokens, or `(token, parent)` pairs
+with parents as node indices (0 is the root)."""
 
 
 class ScriptedDrafter(Drafter):
@@ -38,11 +38,8 @@ def _always(tokens: list[int]) -> Script:
     return script
 
 
-def _with_parents(entries: Sequence[int] | Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    return [
-        (entry, index) if isinstance(entry, int) else (entry[0], entry[1])
-        for index, entry in enumerate(entries)
-    ]
+def _with_parents(entries: Sequence[int | tuple[int, int]]) -> list[tuple[int, int]]:
+    return [(entry, index) if isinstance(entry, int) else entry for index, entry in enumerate(entries)]
 
 
 def _clip(tree: list[tuple[int, int]], budget: int, max_depth: int) -> list[tuple[int, int]]:

@@ -1,7 +1,7 @@
 """Self-drafting: the target drafts for itself, on a second cache. Greedy drafts are all accepted.
 
-It is the strongest cheap test of an engine and an upper bound for studies: acceptance below 100 % at temperature
-0 means a cache, a position or a mask is wrong, or rounding differs between one row and many.
+It is the strongest cheap test of an engine and an upper bound for studies: acceptance below 100 % at
+temperature 0 means a cache, a position or a mask is wrong, or rounding differs between one row and many.
 """
 
 from __future__ import annotations

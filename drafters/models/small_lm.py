@@ -1,9 +1,9 @@
 """A small language model as drafter: any causal LM with the target's vocabulary, on its own paged cache.
 
-The cache has its own pool and shares the target's block tables: a page number addresses the same tokens in both.
-Invariant: after `extend` the cache holds all committed tokens, the root included; after `observe` it holds the
-committed tokens before the new root, less the last accepted node if that was never expanded, which the next
-`extend` computes. So nothing is ever computed twice and nothing is missing, full acceptance included.
+The cache has its own pool and shares the target's block tables: a page number addresses the same tokens in
+both. Invariant: after `extend` the cache holds all committed tokens, the root included; after `observe` it
+holds the committed tokens before the new root, less the last accepted node if that was never expanded, which
+the next `extend` computes. So nothing is computed twice and nothing is missing, full acceptance included.
 Source: Leviathan et al., arXiv:2211.17192; Chen et al., arXiv:2302.01318.
 """
 
@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Self
 
-import torch
 from torch import Tensor
 
 from specdec.core import TokenTree
@@ -34,7 +33,7 @@ class SmallLMModel(DraftModel):
         self._root_logits: Tensor | None = None
 
     @classmethod
-    def build(
+    def build(  # type: ignore[override]
         cls, context: DrafterContext, model: str | TargetModel | None = None, dtype: str | None = None
     ) -> Self:
         if model is None:

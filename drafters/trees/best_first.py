@@ -1,7 +1,7 @@
 """Best-first tree: the nodes with the largest cumulative q, within a node budget.
 
 Each round expands, in one batch, the nodes that are among the best known ones and not expanded yet; it ends
-when all of them are. Scores fall along a path, so the best nodes form a tree, and with enough expansions it is
+when all of them are. Scores fall along a path, so the best nodes form a tree; with enough expansions it is
 the best tree of its size under q.
 Source: the idea is shared by OPT-Tree, arXiv:2406.17276, and EAGLE-2, arXiv:2406.16858; the rounds are ours.
 """

@@ -100,7 +100,7 @@ class TreeBuilder:
         return Frontier(builder=self, rows=list(rows), nodes=list(nodes))
 
     def add(self, rows: Sequence[int], parents: Sequence[int], tokens: Tensor, log_q: Tensor) -> list[int]:
-        """Appends n children; tokens `[n]` int64, log q given the parent `[n]` float32. Returns node indices."""
+        """Appends n children, tokens `[n]` int64 and log q given the parent `[n]`. Returns their indices."""
         nodes = []
         for row, parent in zip(rows, parents, strict=True):
             nodes.append(len(self.parents[row]))
@@ -118,7 +118,7 @@ class TreeBuilder:
 
         Args:
             law: how the children were chosen.
-            keep: nodes to keep of each request, ascending, root included, closed under parents; None keeps all.
+            keep: nodes to keep of each request, ascending, with the root and all parents; None keeps all.
         """
         if keep is None:
             keep = [range(len(parents)) for parents in self.parents]

@@ -64,11 +64,16 @@ def tree_attention(
         latest = _latest = (meta, {})
     kind = (scale, window, soft_cap)
     prepared = latest[1].get(kind)
-    if prepared is None or q.shape != prepared.q_shape or q.dtype != prepared.dtype:
+    cache_shape, dtype = k_cache.shape, q.dtype
+    if (
+        prepared is None
+        or q.shape != prepared.q_shape
+        or cache_shape != prepared.cache_shape
+        or dtype != prepared.dtype
+    ):
         prepared = latest[1][kind] = _prepare(q, k_cache, meta, kind)
-    function, call, _, cache_shape, dtype, _ = prepared
     if not (
-        k_cache.shape == cache_shape == v_cache.shape
+        v_cache.shape == cache_shape
         and k_cache.dtype == dtype == v_cache.dtype
         and k_cache.is_contiguous()
         and v_cache.is_contiguous()
@@ -82,6 +87,7 @@ def tree_attention(
         q = q.contiguous()
     out = torch.empty_like(q)
     threads = torch.get_num_threads()
+    function, call = prepared.function, prepared.call
     if function(call, q.data_ptr(), k_cache.data_ptr(), v_cache.data_ptr(), out.data_ptr(), threads):
         raise ValueError(f"block_tables name a page outside the cache of {k_cache.shape[0]} pages.")
     return out

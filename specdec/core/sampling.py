@@ -161,7 +161,7 @@ def _keep_top_p(probs: Tensor, top_p: Tensor) -> Tensor:
     ordered, order = probs.topk(min(_NUCLEUS_GUESS, num_tokens), -1)  # [n, K]
     # The stable sort also settles ties, towards the lower id.
     if num_tokens <= _NUCLEUS_GUESS or bool(((ordered.sum(-1) < top_p) & in_force).any()):
-        ordered, order = probs.sort(-1, descending=True, stable=True)
+        ordered, order = probs.sort(dim=-1, descending=True, stable=True)
     # A token stays if the mass before it has not reached top_p yet; the most likely one always stays.
     mass_before = ordered.cumsum(-1) - ordered
     keep = mass_before < top_p.unsqueeze(1)

@@ -22,7 +22,7 @@ from specdec.models.target import TargetModel
 from specdec.verifiers.registry import VERIFIERS
 
 StepObserver = Callable[[StepResult, Sequence[int]], None]
-"""Called after each step with its result and the number of tokens each request kept; not part of its times."""
+"""Called after each step, outside its times, with its result and the number of tokens each request kept."""
 
 _SEED_STRIDE = 0x9E3779B97F4A7C15
 
@@ -181,8 +181,8 @@ class Engine:
             request.finish_reason = FinishReason.ERROR
             return _output(request, [], [])
         if not request.is_prefilled and request.num_output_tokens:
-            # Resumed after preemption: the cache is rebuilt, and the step it lost is now taken as it would have
-            # been, so the token drawn here is dropped.
+            # Resumed after preemption: the cache is rebuilt, and the lost step is taken next, as it would have
+            # been. So the token drawn here is dropped.
             request.num_cached = request.root_position
             return _output(request, [], [])
         from_prefill = request.num_output_tokens == 0
@@ -253,8 +253,8 @@ class Engine:
         if limit < 2 or (asked is not None and asked > limit + 1):
             needed = self.blocks.blocks_for((asked or 2) - 1 + self.max_nodes)
             raise ValueError(
-                f"num_blocks={self.blocks.num_blocks}: one request of max_model_len={asked or 2} with a tree of "
-                f"{self.max_nodes} nodes needs {needed} blocks; raise num_blocks or lower max_model_len"
+                f"num_blocks={self.blocks.num_blocks}: one request of max_model_len={asked or 2} with a tree "
+                f"of {self.max_nodes} nodes needs {needed} blocks; raise num_blocks or lower max_model_len"
             )
         return asked if asked is not None else min(context, limit + 1)
 

@@ -11,6 +11,7 @@ from specdec.core import SamplingParams
 from specdec.engine.config import EngineConfig, SpeculativeConfig
 from specdec.engine.detokenizer import IncrementalDetokenizer
 from specdec.engine.engine import Engine
+from specdec.engine.metrics import SpeculationStats
 from specdec.engine.request import FinishReason, Request, RequestOutput, StepOutput
 from specdec.models.loading import load_target, load_tokenizer
 from specdec.models.target import TargetModel
@@ -140,7 +141,8 @@ class LLM:
         return list(self.tokenizer(prompt)["input_ids"])
 
     def _output(self, request: Request) -> RequestOutput:
-        assert request.finish_reason is not None and request.finish_time is not None
+        assert request.finish_reason is not None
+        assert request.finish_time is not None
         output_ids = request.output_token_ids
         text = self.tokenizer.decode(output_ids, skip_special_tokens=True) if self.tokenizer else ""
         first = request.first_token_time
@@ -179,8 +181,6 @@ def _as_params(
 
 
 def _refused(prompt: Prompt, error: str) -> RequestOutput:
-    from specdec.engine.metrics import SpeculationStats
-
     return RequestOutput(
         request_id=-1,
         prompt_token_ids=[] if isinstance(prompt, str) else list(prompt),

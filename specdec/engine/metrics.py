@@ -2,8 +2,8 @@
 
 Conventions: a step is one verification of a request; the prefill that yields the first token is not a step.
 Steps without drafts count as steps (they emit one token) and never as drafted. `num_accepted` counts drafted
-tokens that were kept, so tokens cut off by EOS are not accepted. The acceptance length includes the bonus or
-correction token: 1.0 is plain decoding.
+tokens that were kept, so tokens cut off by EOS are not accepted. The acceptance length includes the bonus
+or correction token: 1.0 is plain decoding.
 """
 
 from __future__ import annotations

@@ -138,7 +138,10 @@ def _insert_missing(
 ) -> tuple[_Columns, Tensor]:
     """Puts each request's missing committed tokens before its nodes."""
     device = nodes.tokens.device
-    tokens, positions, request, order = [], [], [], []
+    tokens: list[int] = []
+    positions: list[int] = []
+    request: list[int] = []
+    order: list[int] = []
     next_node = len(nodes.tokens)
     first_missing = 0
     node_base = 0

@@ -12,9 +12,9 @@ class Scheduler:
     """First come, first served; requests join and leave at every step.
 
     A running request holds pages for its committed tokens and its whole tree before anything is drafted. When
-    pages run out, the youngest running request is preempted: it gives its pages back, returns to the head of the
-    queue and later computes its committed tokens again. Trees never shrink under memory pressure, so a request's
-    tokens don't depend on it.
+    pages run out, the youngest running request is preempted: it gives its pages back, returns to the head of
+    the queue and later computes its committed tokens again. Trees never shrink under memory pressure, so a
+    request's tokens don't depend on it.
     """
 
     def __init__(self, blocks: BlockManager, max_num_seqs: int, max_num_batched_tokens: int) -> None:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import cast
 
-from specdec.drafters.base import Drafter, DrafterContext, DraftModel
+from specdec.drafters.base import Drafter, DrafterContext
 from specdec.drafters.model_drafter import ModelDrafter
 from specdec.drafters.registry import DRAFTERS, TREES
 from specdec.engine.config import SpeculativeConfig
@@ -46,4 +45,4 @@ def build_drafter(config: SpeculativeConfig, context: DrafterContext) -> Drafter
     if isinstance(built, Drafter):
         return built
     tree = TREES.create(config.tree, **config.tree_args)
-    return ModelDrafter(cast(DraftModel, built), tree)
+    return ModelDrafter(built, tree)

@@ -1,4 +1,4 @@
-"""One step of speculative decoding for a batch: propose, forward, verify. The loop around it owns the requests.
+"""One step of speculative decoding for a batch: propose, forward, verify. A loop around it owns the requests.
 
 Plain decoding and prefill are the same step: their trees have only a root.
 """
@@ -86,7 +86,7 @@ class SpeculativeStep:
         p = TargetProbs(logits, tree, sampling)
         invalid = p.invalid.nonzero().squeeze(1).tolist()
         if invalid:
-            # A row that cannot be drawn from must not stop the batch: it is neutralised here, its request fails.
+            # A row that can't be drawn from must not stop the batch: it is blanked here, and its request fails.
             p = TargetProbs(
                 logits.index_fill(0, torch.tensor(invalid, device=logits.device), 0), tree, sampling
             )
@@ -149,9 +149,8 @@ class SpeculativeStep:
             rng=rng,
         )
         tree = self.drafter.propose(batch, [request.budget for request in drafting])
-        assert tree.batch_size == ready and all(
-            drafted <= request.budget for drafted, request in zip(tree.num_drafted, drafting, strict=True)
-        ), "the drafter exceeded its budget"
+        for request, drafted in zip(drafting, tree.num_drafted, strict=True):
+            assert drafted <= request.budget, f"{drafted} nodes drafted, {request.budget} allowed"
         if ready == len(requests):
             return tree
         return TokenTree.concat(tree, TokenTree.root_only(roots[ready:], root_positions[ready:]))

@@ -79,6 +79,13 @@ class StudyConfig:
     measurement: MeasurementConfig = field(default_factory=MeasurementConfig)
     logger: LoggerConfig = field(default_factory=LoggerConfig)
 
+    def __post_init__(self) -> None:
+        if self.engine.max_num_seqs < self.measurement.batch_size:
+            raise ValueError(
+                f"eval.batch_size={self.measurement.batch_size}: the engine decodes at most "
+                f"engine.max_num_seqs={self.engine.max_num_seqs} requests together; raise it"
+            )
+
     @property
     def label(self) -> str:
         """Short name, such as `ngram-chain-token-humaneval`."""

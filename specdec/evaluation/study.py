@@ -102,7 +102,7 @@ class _Study:
 
     def _variants(self, target: TargetModel) -> list[Variant]:
         # One copy of the weights serves both; each variant has its own pool.
-        sizes = replace(self.config.engine, max_num_seqs=self.config.measurement.batch_size)
+        sizes = self.config.engine
         variants = [Variant("plain", Engine(target, sizes))]
         if self.config.speculative is not None:
             variants.append(Variant("speculative", Engine(target, sizes, self.config.speculative)))

@@ -91,6 +91,7 @@ class Variant:
         self.batches: list[BatchRecord] = []
         self._num_steps = 0
         self._steps: list[StepRecord] = []
+        self._elapsed = 0.0
         self._active: dict[int, RequestRecord] = {}
         engine.observers.append(self._record)
 
@@ -114,7 +115,7 @@ class Variant:
     def run(self, prompts: Sequence[TokenizedPrompt], params: Sequence[SamplingParams]) -> BatchRecord:
         """Decodes prompts together. One that can't be served is recorded with its error."""
         records = [RequestRecord(prompt=prompt) for prompt in prompts]
-        self._steps = []
+        self._steps, self._elapsed = [], 0.0
         for record, param in zip(records, params, strict=True):
             try:
                 request_id = self.engine.add_request(record.prompt.token_ids, param)
@@ -134,15 +135,15 @@ class Variant:
     def _record(self, result: StepResult, num_kept: Sequence[int]) -> None:
         has_prefill = False
         seconds = result.times.total
-        elapsed = sum(step.times.total for step in self._steps) + seconds
+        self._elapsed += seconds
         for request, kept in zip(result.requests, num_kept, strict=True):
             record = self._active[request.request_id]
-            record.seconds = elapsed
+            record.seconds = self._elapsed
             if request.num_output_tokens > kept:
                 record.itl += [seconds / kept] * kept if kept else []
             else:
                 has_prefill = True
-                record.ttft = elapsed if kept else None
+                record.ttft = self._elapsed if kept else None
         self._steps.append(
             StepRecord(
                 step=self._num_steps,

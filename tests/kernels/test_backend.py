@@ -43,7 +43,8 @@ def test_no_compiler_is_said_once(monkeypatch: pytest.MonkeyPatch, caplog: pytes
     try:
         with caplog.at_level(logging.WARNING), use_backend(None):
             assert backend_for(torch.empty(0)) == backend_for(torch.empty(1)) == "torch"
-        assert [record.message.count("install g++") for record in caplog.records] == [1]
+        (record,) = caplog.records
+        assert "install g++" in record.message
         with use_backend("cpp"), pytest.raises(build.BuildError, match="install g"):
             backend_for(torch.empty(0))
     finally:

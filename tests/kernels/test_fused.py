@@ -20,9 +20,9 @@ SHAPES = pytest.mark.parametrize(
 )
 
 
-def close(actual: Tensor, expected: Tensor) -> None:
+def close(actual: Tensor, expected: Tensor, tolerance: float = 1e-6) -> None:
     # bfloat16: the last bit twice, where a factor is rounded before the product.
-    tolerance = 1e-6 if actual.dtype == torch.float32 else 2**-7
+    tolerance = tolerance if actual.dtype == torch.float32 else 2**-7
     torch.testing.assert_close(actual, expected, atol=tolerance, rtol=tolerance)
 
 
@@ -62,7 +62,8 @@ def test_gated_activations(implementation: Backend, rows: int, width: int, dtype
     silu, gelu = silu_mul(gate_up), gelu_mul(gate_up)
     with use_backend("reference"):
         close(silu, silu_mul(gate_up))
-        close(gelu, gelu_mul(gate_up))
+        # PyTorch's float32 tanh loses more in the tail.
+        close(gelu, gelu_mul(gate_up), tolerance=3e-6)
 
 
 def test_activations_of_extreme_values(implementation: Backend) -> None:

@@ -1,4 +1,4 @@
-"""Every implementation of tree attention against the reference, and the properties that a verifier relies on."""
+"""Every implementation of tree attention against the reference, and what a verifier relies on."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def test_nodes_equal_a_plain_decode_of_their_path(implementation: Backend, make_
 
 
 def test_unwritten_tree_slots_are_not_read(implementation: Backend, make_case: Any) -> None:
-    """A node outside the batch leaves a hole among the tree slots; nobody sees it, so it may hold anything."""
+    """A node outside the batch leaves a hole among the tree slots, which may hold anything."""
     case = make_case([Request(5, 0, [-1, 0, 0, 2])], block_size=4)
     page, offset = case.meta.block_tables[0, (5 + 1) // 4], (5 + 1) % 4
     rows = torch.tensor([0, 2, 3])
@@ -163,7 +163,7 @@ def test_views_of_a_pool_and_strided_queries(implementation: Backend, make_case:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_results_do_not_depend_on_the_batch(make_case: Any, dtype: torch.dtype) -> None:
-    """The compiled kernel is bitwise invariant to batch mates, thread count and the number of drafted tokens."""
+    """The compiled kernel is bitwise invariant to batch mates, threads and the number of drafted tokens."""
     threads = torch.get_num_threads()
     requests = [Request(300, 0, chain(7)), *[Request(40 + 11 * i, 0, random_tree(5 + i)) for i in range(12)]]
     with use_backend("cpp"):
