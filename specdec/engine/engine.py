@@ -181,8 +181,8 @@ class Engine:
             request.finish_reason = FinishReason.ERROR
             return _output(request, [], [])
         if not request.is_prefilled and request.num_output_tokens:
-            # Resumed after preemption: the cache is rebuilt, and the lost step is taken next, as it would have
-            # been. So the token drawn here is dropped.
+            # Resumed after preemption: the cache is rebuilt, and the lost step is taken next, as it would
+            # have been. So the token drawn here is dropped.
             request.num_cached = request.root_position
             return _output(request, [], [])
         from_prefill = request.num_output_tokens == 0

@@ -86,7 +86,7 @@ class SpeculativeStep:
         p = TargetProbs(logits, tree, sampling)
         invalid = p.invalid.nonzero().squeeze(1).tolist()
         if invalid:
-            # A row that can't be drawn from must not stop the batch: it is blanked here, and its request fails.
+            # A row that can't be drawn from must not stop the batch: it is blanked here; its request fails.
             p = TargetProbs(
                 logits.index_fill(0, torch.tensor(invalid, device=logits.device), 0), tree, sampling
             )

@@ -37,7 +37,9 @@ GREEDY = SamplingParams(temperature=0, max_tokens=40)
 class TinyLM:
     """A random model twice: on pages, and as transformers runs it."""
 
-    def __init__(self, family: str, seed: int, eos: tuple[int, ...], scale: float, shape: dict[str, Any]) -> None:
+    def __init__(
+        self, family: str, seed: int, eos: tuple[int, ...], scale: float, shape: dict[str, Any]
+    ) -> None:
         self._build = (family, seed, scale, shape)
         self.target = TargetModel(self._make(), name=f"tiny-{family}-{seed}", eos_token_ids=eos)
         self._greedy: dict[tuple[int, ...], list[int]] = {}

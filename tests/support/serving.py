@@ -15,7 +15,9 @@ from specdec.engine.request import Request, StepOutput
 from specdec.models.target import TargetModel
 
 
-def speculate(drafter: str, tree: str = "chain", verifier: str = "target_only", **args: Any) -> SpeculativeConfig:
+def speculate(
+    drafter: str, tree: str = "chain", verifier: str = "target_only", **args: Any
+) -> SpeculativeConfig:
     """A `SpeculativeConfig`; `drafter_args`, `tree_args` and the like go through."""
     return SpeculativeConfig(drafter=drafter, tree=tree, verifier=verifier, **args)
 
