@@ -135,6 +135,8 @@ class TreeProposer(ABC):
 
     law: ProposalLaw
     """How it chooses the children of a node."""
+    possible_laws: ClassVar[tuple[ProposalLaw, ...]] = ()
+    """Laws an argument chooses among; empty where the class fixes `law`."""
     max_nodes: int
     """Drafted nodes of its largest tree, root not counted."""
 

@@ -20,6 +20,8 @@ from specdec.drafters.trees.builder import Frontier, TreeBuilder
 class ChainProposer(TreeProposer):
     """A single path of up to `num_tokens` tokens, argmax or (`sample=true`) drawn from q."""
 
+    possible_laws = (ProposalLaw.DETERMINISTIC, ProposalLaw.CHAIN)
+
     def __init__(self, num_tokens: int = 5, sample: bool = False) -> None:
         if num_tokens < 1:
             raise ValueError(

@@ -20,8 +20,12 @@ class Command(NamedTuple):
 
 
 COMMANDS = {
-    "eval": Command("specdec.cli.eval", "measure speculative decoding against plain decoding (Hydra, sweeps)"),
-    "generate": Command("specdec.cli.generate", "complete a prompt in the terminal, coloured by token origin"),
+    "eval": Command(
+        "specdec.cli.eval", "measure speculative decoding against plain decoding (Hydra, sweeps)"
+    ),
+    "generate": Command(
+        "specdec.cli.generate", "complete a prompt in the terminal, coloured by token origin"
+    ),
     "ls": Command("specdec.cli.listing", "list drafters, trees, verifiers, targets and experiments"),
     "bench": Command("specdec.cli.bench", "time the engine's parts: `specdec bench step`"),
 }

@@ -22,8 +22,13 @@ from specdec.evaluation.metrics import Metrics
 
 __all__ = ["main", "resolvers"]
 
+
 class _StudyFailed(SystemExit):
     """Carries the error of a single study past Hydra, which would print exceptions its own way."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(2)
+        self.error = error
 
 
 log = logging.getLogger(__name__)
@@ -38,8 +43,7 @@ def main(arguments: list[str]) -> int:
         except sweep.SweepFailed:
             return 1
         except _StudyFailed as failed:
-            assert failed.__cause__ is not None
-            raise failed.__cause__ from None
+            raise failed.error from None
     return 0
 
 
@@ -57,7 +61,7 @@ def job(config: DictConfig) -> float | None:
     except Exception as error:
         log.exception("failed")
         if not in_sweep:
-            raise _StudyFailed from error
+            raise _StudyFailed(error) from error
         sweep.record_failure(folder, error)
         print(f"failed: {folder.name}: {explain(error)}", file=sys.stderr)
         return None

@@ -109,5 +109,5 @@ class Registry(Generic[T]):
     def _unknown(self, name: str) -> str:
         names = self.names()
         nearest = difflib.get_close_matches(name, names, n=1)
-        hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
+        hint = f"; did you mean {nearest[0]!r}?" if nearest else "."
         return f"unknown {self.kind} {name!r}{hint} Known: {', '.join(names)}"

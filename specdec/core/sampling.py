@@ -14,6 +14,8 @@ from torch import Tensor
 
 # A nucleus is nearly always inside the most likely tokens: sorting these first avoids sorting the vocabulary.
 _NUCLEUS_GUESS = 1024
+# Below this temperature logits divided by it could overflow; the distribution is one-hot long before.
+_GREEDY_BELOW = 1e-5
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -23,7 +25,7 @@ class SamplingParams:
     max_tokens: int | None = 128
     """New tokens at most; None decodes until EOS or the context limit."""
     temperature: float = 1.0
-    """0 is greedy decoding."""
+    """0, like anything below 1e-5, is greedy decoding."""
     top_k: int = 0
     """Keep the k most likely tokens (ties kept); 0 keeps all."""
     top_p: float = 1.0
@@ -47,7 +49,7 @@ class SamplingParams:
 
     @property
     def is_greedy(self) -> bool:
-        return self.temperature == 0
+        return self.temperature < _GREEDY_BELOW
 
 
 def _check(name: str, value: object, valid: bool, expectation: str) -> None:
@@ -74,7 +76,7 @@ class SamplingBatch:
     @cached_property
     def temperature(self) -> Tensor:
         """`[B]` float32; 1 for greedy requests, whose row becomes one-hot anyway."""
-        return self._tensor([params.temperature or 1.0 for params in self.params])
+        return self._tensor([1.0 if params.is_greedy else params.temperature for params in self.params])
 
     @cached_property
     def top_k(self) -> Tensor:
@@ -118,8 +120,7 @@ def warp(logits: Tensor, sampling: SamplingBatch, requests: Tensor) -> Tensor:
     if any(params.top_p < 1 for params in sampling.params):
         probs = _keep_top_p(probs, sampling.top_p[requests])
     if any(params.min_p > 0 for params in sampling.params):
-        floor = probs.amax(-1, keepdim=True) * sampling.min_p[requests].unsqueeze(1)
-        probs = _renormalise(probs.masked_fill(probs < floor, 0))
+        probs = _keep_min_p(probs, sampling.min_p[requests].unsqueeze(1))
     if any(params.is_greedy for params in sampling.params):
         probs = torch.where(sampling.greedy[requests].unsqueeze(1), one_hot_argmax(logits), probs)
     return probs
@@ -156,17 +157,34 @@ def _keep_top_k(scores: Tensor, top_k: Tensor) -> Tensor:
 
 
 def _keep_top_p(probs: Tensor, top_p: Tensor) -> Tensor:
-    num_tokens = probs.shape[-1]
     in_force = top_p < 1
-    ordered, order = probs.topk(min(_NUCLEUS_GUESS, num_tokens), -1)  # [n, K]
-    # The stable sort also settles ties, towards the lower id.
-    if num_tokens <= _NUCLEUS_GUESS or bool(((ordered.sum(-1) < top_p) & in_force).any()):
-        ordered, order = probs.sort(dim=-1, descending=True, stable=True)
+    ordered, order = _likeliest(probs, top_p)  # [n, K]
     # A token stays if the mass before it has not reached top_p yet; the most likely one always stays.
     mass_before = ordered.cumsum(-1) - ordered
     keep = mass_before < top_p.unsqueeze(1)
     kept = torch.zeros_like(probs).scatter_(1, order, ordered * keep)
     return torch.where(in_force.unsqueeze(1), _renormalise(kept), probs)
+
+
+def _likeliest(probs: Tensor, top_p: Tensor) -> tuple[Tensor, Tensor]:
+    """At least the tokens of each nucleus, most likely first, and their ids; ties go to the lower id.
+
+    The order, ties included, is the same whether a neighbour's row asks for the whole vocabulary or not.
+    """
+    if probs.shape[-1] > _NUCLEUS_GUESS:
+        ordered, order = probs.topk(_NUCLEUS_GUESS, -1)  # [n, K]
+        # Of the tokens tied with the last one, topk has returned any: they must not be needed.
+        certain = (ordered * (ordered > ordered[:, -1:])).sum(-1)
+        if bool(((certain >= top_p) | (top_p >= 1)).all()):
+            order = order.sort(-1).values
+            ordered, by_probability = probs.gather(1, order).sort(dim=-1, descending=True, stable=True)
+            return ordered, order.gather(1, by_probability)
+    return probs.sort(dim=-1, descending=True, stable=True)
+
+
+def _keep_min_p(probs: Tensor, min_p: Tensor) -> Tensor:
+    floor = probs.amax(-1, keepdim=True) * min_p
+    return torch.where(min_p > 0, _renormalise(probs.masked_fill(probs < floor, 0)), probs)
 
 
 def _renormalise(weights: Tensor) -> Tensor:

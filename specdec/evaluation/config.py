@@ -62,7 +62,9 @@ class LoggerConfig:
 
     def __post_init__(self) -> None:
         _check("name", self.name, self.name in ("wandb", "none"), "wandb or none")
-        _check("mode", self.mode, self.mode in ("offline", "online", "disabled"), "offline, online or disabled")
+        _check(
+            "mode", self.mode, self.mode in ("offline", "online", "disabled"), "offline, online or disabled"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

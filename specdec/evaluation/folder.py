@@ -53,6 +53,7 @@ def finished_metrics(folder: Path, config: str) -> dict[str, Any] | None:
 
 
 def read_json(path: Path) -> Any:
+    """The value a JSON file holds."""
     return json.loads(path.read_text(encoding="utf-8"))
 
 
@@ -62,6 +63,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
+    """Writes a file that is there as a whole or not at all."""
     partial = path.with_name(f".{path.name}.partial")
     partial.write_text(text, encoding="utf-8")
     os.replace(partial, path)

@@ -46,7 +46,9 @@ def variant_metrics(variant: Variant, bootstrap: Bootstrap) -> Metrics:
     return {
         "acceptance": acceptance_metrics(batches, bootstrap),
         "tokens_per_second": _json(
-            bootstrap.estimate([_tokens(batches), _seconds(batches)], lambda tokens, seconds: tokens / seconds)
+            bootstrap.estimate(
+                [_tokens(batches), _seconds(batches)], lambda tokens, seconds: tokens / seconds
+            )
         ),
         "num_tokens": sum(_tokens(batches)),
         "seconds": sum(_seconds(batches)),

@@ -32,7 +32,9 @@ def provenance(config: StudyConfig, model: TargetModel) -> dict[str, Any]:
         "cpu": _cpu_name(),
         "threads": torch.get_num_threads(),
         "device": str(model.device),
-        "device_name": torch.cuda.get_device_name(model.device) if model.device.type == "cuda" else _cpu_name(),
+        "device_name": torch.cuda.get_device_name(model.device)
+        if model.device.type == "cuda"
+        else _cpu_name(),
         "dtype": str(model.dtype).removeprefix("torch."),
         "model": repr(model),
         "kernels": describe_backend(),

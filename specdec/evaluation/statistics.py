@@ -32,14 +32,18 @@ class Bootstrap:
         seed: of the draws.
     """
 
-    def __init__(self, num_units: int, *, resamples: int = 10_000, confidence: float = 0.95, seed: int = 0) -> None:
+    def __init__(
+        self, num_units: int, *, resamples: int = 10_000, confidence: float = 0.95, seed: int = 0
+    ) -> None:
         self.num_units = num_units
         self.tail = (1 - confidence) / 2
         # How often each unit is drawn: all that a sum depends on.
         shares = np.full(num_units, 1 / max(num_units, 1))
         self._counts = np.random.default_rng(seed).multinomial(num_units, shares, size=resamples)  # [R, n]
 
-    def estimate(self, columns: Sequence[Sequence[float]], statistic: Callable[..., Array]) -> Estimate | None:
+    def estimate(
+        self, columns: Sequence[Sequence[float]], statistic: Callable[..., Array]
+    ) -> Estimate | None:
         """Value and interval of `statistic(*sums)`.
 
         Args:

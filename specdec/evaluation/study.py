@@ -21,14 +21,22 @@ from specdec.engine.engine import Engine
 from specdec.engine.metrics import SpeculationStats
 from specdec.evaluation.config import StudyConfig
 from specdec.evaluation.equality import Comparison, compare
-from specdec.evaluation.folder import CONFIG, FAILURE, METRICS, claimed, finished_metrics, write_json, write_text
+from specdec.evaluation.folder import (
+    CONFIG,
+    FAILURE,
+    METRICS,
+    claimed,
+    finished_metrics,
+    write_json,
+    write_text,
+)
 from specdec.evaluation.metrics import Metrics, equality_metrics, measure
 from specdec.evaluation.plots import write_plots
 from specdec.evaluation.provenance import provenance
 from specdec.evaluation.report import write_report
 from specdec.evaluation.statistics import Bootstrap
-from specdec.evaluation.tracking import tracked
 from specdec.evaluation.trace import TraceWriter, write_steps
+from specdec.evaluation.tracking import tracked
 from specdec.evaluation.variant import RequestRecord, Variant
 from specdec.models import TargetModel, load_target, load_tokenizer
 from specdec.verifiers.registry import VERIFIERS
@@ -93,7 +101,9 @@ class _Study:
             **measure(plain, speculative, self._bootstrap(plain)),
         }
         if speculative:
-            metrics["equality"] = equality_metrics(comparisons if self._equality_expected(speculative) else None)
+            metrics["equality"] = equality_metrics(
+                comparisons if self._equality_expected(speculative) else None
+            )
         write_steps(self.folder / "steps.parquet", variants)
         write_requests(self.folder / "requests.jsonl", variants, comparisons, tokenizer)
         write_plots(self.folder, metrics, [plain, *others])
@@ -206,7 +216,10 @@ def write_requests(
     """Writes one line a prompt, with what every variant made of it."""
     lines = []
     for index, records in enumerate(zip(*(_requests(variant) for variant in variants), strict=True)):
-        line: dict[str, Any] = {"id": records[0].prompt.id, "num_prompt_tokens": len(records[0].prompt.token_ids)}
+        line: dict[str, Any] = {
+            "id": records[0].prompt.id,
+            "num_prompt_tokens": len(records[0].prompt.token_ids),
+        }
         for variant, record in zip(variants, records, strict=True):
             line[variant.name] = _request_row(record, tokenizer)
         if comparisons is not None:

@@ -23,6 +23,8 @@ class TextTable:
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
     notes: Sequence[str] = ()
+    numeric: bool = True
+    """Columns after the first are numbers, aligned to the right."""
 
     def print(self, stream: TextIO | None = None) -> None:
         """Prints to a stream, standard output if None."""
@@ -32,7 +34,7 @@ class TextTable:
             return
         table = Table(title=self.title, title_justify="left", title_style="bold")
         for index, column in enumerate(self.columns):
-            table.add_column(column, justify="left" if index == 0 else "right", overflow="fold")
+            table.add_column(column, justify="right" if index and self.numeric else "left", overflow="fold")
         for row in self.rows:
             table.add_row(*row)
         console = Console(file=stream, highlight=False)
@@ -46,7 +48,7 @@ class TextTable:
         widths = [max(len(line[index]) for line in lines) for index in range(len(self.columns))]
         aligned = [
             "  ".join(
-                cell.ljust(width) if index == 0 else cell.rjust(width)
+                cell.rjust(width) if index and self.numeric else cell.ljust(width)
                 for index, (cell, width) in enumerate(zip(line, widths, strict=True))
             ).rstrip()
             for line in lines
@@ -74,7 +76,7 @@ def study_table(metrics: Metrics) -> TextTable:
     add("TTFT p50 / p95", lambda v: f"{_ms(v['ttft']['p50'])} / {_ms(v['ttft']['p95'])} ms")
     add("ITL p50 / p95", lambda v: f"{_ms(v['itl']['p50'])} / {_ms(v['itl']['p95'])} ms")
     for name, label in _SHARES.items():
-        add(label, lambda v, name=name: _share(v["time_shares"], name))
+        rows.append([label, *(_share(variant["time_shares"], name) for variant in variants)])
     add("K/V in use at the peak", lambda v: _mib(v["memory"]["peak_bytes"]))
     add("K/V pool, target + drafter", lambda v: _pool(v["memory"]))
     if "equality" in metrics:
@@ -85,7 +87,9 @@ def study_table(metrics: Metrics) -> TextTable:
 
 def sweep_table(jobs: Sequence[tuple[str, Metrics | None]]) -> TextTable:
     """One row a job: its overrides and its metrics, None for a job that failed."""
-    rows = [[name, *(_sweep_row(metrics) if metrics else ["failed", "", "", "", ""])] for name, metrics in jobs]
+    rows = [
+        [name, *(_sweep_row(metrics) if metrics else ["failed", "", "", "", ""])] for name, metrics in jobs
+    ]
     columns = ["overrides", "speedup", "tokens/s", "τ", "acceptance", "equal to plain"]
     return TextTable(title=f"{len(jobs)} jobs", columns=columns, rows=rows)
 
@@ -145,8 +149,14 @@ def _notes(metrics: Metrics) -> list[str]:
     if not equality["applicable"]:
         notes.append("Equality is not applicable: this rule keeps the distribution, not each token.")
         if run["lossy"]:
-            notes[-1] = "Equality is not applicable: this rule is lossy, it changes the distribution on purpose."
+            notes[-1] = (
+                "Equality is not applicable: this rule is lossy, it changes the distribution on purpose."
+            )
     return notes
+
+
+def _value(estimate: Metrics | None, form: str) -> str:
+    return NOT_AVAILABLE if estimate is None else form.format(estimate["value"])
 
 
 def _sweep_row(metrics: Metrics) -> list[str]:
@@ -154,12 +164,8 @@ def _sweep_row(metrics: Metrics) -> list[str]:
     return [
         interval(metrics["speedup"]["total"], "{:.2f}", "×") if "speedup" in metrics else NOT_AVAILABLE,
         interval(measured["tokens_per_second"], "{:.1f}"),
-        interval({**measured["acceptance"]["length"], "low": None}, "{:.2f}")
-        if measured["acceptance"]["length"]
-        else NOT_AVAILABLE,
-        interval({**measured["acceptance"]["rate"], "low": None}, "{:.1%}")
-        if measured["acceptance"]["rate"]
-        else NOT_AVAILABLE,
+        _value(measured["acceptance"]["length"], "{:.2f}"),
+        _value(measured["acceptance"]["rate"], "{:.1%}"),
         equality_text(metrics["equality"]) if "equality" in metrics else NOT_AVAILABLE,
     ]
 

@@ -73,7 +73,9 @@ class _WandbTracker:
                 )
             ]
             table = self._wandb.Table(columns=["position", "survival", "conditional"], data=rows)
-            plots = {Path(name).stem: self._wandb.Image(str(self._folder / name)) for name in (SPEEDUP, SURVIVAL)}
+            plots = {
+                Path(name).stem: self._wandb.Image(str(self._folder / name)) for name in (SPEEDUP, SURVIVAL)
+            }
             self._run.log({"acceptance_by_position": table, **plots})
 
     def finish(self, exit_code: int) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from itertools import pairwise
 from typing import NamedTuple
@@ -91,7 +91,7 @@ class Game:
     target: Conditional
     verifier: Verifier
     propose: Callable[[DraftBatch], TokenTree]
-    params: SamplingParams = SamplingParams()
+    params: SamplingParams = field(default_factory=SamplingParams)
 
     def play(self, rng: CounterRng, count: int) -> list[Outcome]:
         """The same request `count` times in one batch."""
