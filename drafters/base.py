@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
+import torch.nn.functional as F
 from torch import Tensor
 
 from specdec.core import CounterRng, ProposalLaw, SamplingBatch, TokenTree
@@ -116,8 +117,10 @@ class DraftModel(ABC):
         Returns:
             Tokens `[n, k]` int64 and log q `[n, k]` float32, best first; log q of -inf marks no candidate.
         """
-        log_q, tokens = self.expand(frontier).float().log_softmax(-1).topk(k, dim=-1)
-        return tokens, log_q
+        log_q = self.expand(frontier).float().log_softmax(-1)  # [n, V]
+        best, tokens = log_q.topk(min(k, log_q.shape[-1]), dim=-1)
+        lacking = k - best.shape[-1]
+        return F.pad(tokens, (0, lacking)), F.pad(best, (0, lacking), value=float("-inf"))
 
     def observe(self, commit: Commit) -> None:
         """Learns what was committed. Stateless models skip it."""

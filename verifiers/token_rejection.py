@@ -57,13 +57,15 @@ def _decide_level(tree: TokenTree, p: TargetProbs, rng: CounterRng, nodes: Tenso
             requests[trying], positions[trying], tree.index_in_request[candidate], Stream.ACCEPT
         )
         weights, q = residual[trying], _drawn_from(tree, nodes[trying], token, residual.shape[1])
-        mass = weights.sum(-1, dtype=torch.float64)
+        # Both are normalised by their sums, so that p = q is accepted whatever the rounding.
+        p_mass, q_mass = (values.sum(-1, dtype=torch.float64) for values in (weights, q))
         q_token, p_token = q.gather(1, token).squeeze(1), weights.gather(1, token).squeeze(1)
         # Strict, and without a division: p = 0 is never accepted, q = 0 needs no special case.
-        accept = coin * q_token.double() * mass < p_token.double()
+        accept = coin * q_token.double() * p_mass < p_token.double() * q_mass
         accepted[trying[accept]] = candidate[accept]
         lost = trying[~accept]
-        residual[lost] = (weights[~accept] - q[~accept] * mass[~accept].float().unsqueeze(1)).clamp_(min=0)
+        p_scale, q_scale = (mass[~accept].float().unsqueeze(1) for mass in (q_mass, p_mass))
+        residual[lost] = (weights[~accept] * p_scale - q[~accept] * q_scale).clamp_(min=0)
         rejected_any[lost] = True
         child[lost] = tree.next_sibling[child[lost]]
         trying = lost[child[lost] >= 0]

@@ -66,7 +66,10 @@ def _draw(model: DraftModel, frontier: Frontier) -> tuple[Tensor, Tensor, Tensor
     """One draw a node from the warped q: tokens `[n]`, log q `[n]`, and q itself `[n, V]` float32."""
     batch, device = frontier.batch, frontier.tokens.device
     requests = torch.tensor(frontier.rows, device=device)
-    q = warp(model.expand(frontier), batch.sampling, requests)  # [n, V]
+    logits = model.expand(frontier)
+    # A row that nothing can be drawn from becomes uniform: honest, and no other request pays for it.
+    usable = logits.amax(-1, keepdim=True).isfinite()
+    q = warp(torch.where(usable, logits, 0.0), batch.sampling, requests)  # [n, V]
     positions = batch.root_positions[requests] + torch.tensor(frontier.depths, device=device) + 1
     coins = batch.rng.uniform(requests, positions, torch.zeros_like(positions), Stream.DRAFT)
     tokens = sample(q, coins)

@@ -150,6 +150,9 @@ def _keep_top_k(scores: Tensor, top_k: Tensor) -> Tensor:
     num_tokens = scores.shape[-1]
     limit = torch.where(top_k > 0, top_k, num_tokens).clamp(max=num_tokens)  # [n]
     largest = min(int(top_k.max()), num_tokens)
+    if largest == 0:
+        # Another row of the batch asked for the filter; it is not among these.
+        return scores
     values = scores.topk(largest, -1).values  # [n, K]
     kth = values.gather(1, (limit.clamp(max=largest) - 1).unsqueeze(1))
     kth = torch.where((top_k > 0).unsqueeze(1), kth, float("-inf"))

@@ -68,6 +68,8 @@ class Engine:
         self.observers: list[StepObserver] = []
         self._requests: dict[int, Request] = {}
         self._numbers = itertools.count()
+        # Requests whose pages are in use: an abort from a callback or another thread waits for their step.
+        self._in_step: list[Request] = []
 
     @property
     def has_work(self) -> bool:
@@ -116,11 +118,12 @@ class Engine:
         return number
 
     def abort(self, request_id: int) -> None:
-        """Ends a request at once; unknown or finished requests are ignored."""
+        """Ends a request at once, or with the step it is in; unknown or finished requests are ignored."""
         request = self._requests.get(request_id)
         if request is not None and not request.is_finished:
             request.finish_reason = FinishReason.ABORT
-            self._finish(request)
+            if request not in self._in_step:
+                self._finish(request)
 
     def pop_finished(self, request_id: int) -> Request:
         """Hands a finished request over and forgets it."""
@@ -141,9 +144,13 @@ class Engine:
             return []
         block_tables = self._block_tables(requests)
         scheduled = time.perf_counter() - start
-        result = self.step_runner.run(requests, block_tables)
-        start = time.perf_counter()
-        outputs = self._commit(result, block_tables)
+        self._in_step = requests
+        try:
+            result = self.step_runner.run(requests, block_tables)
+            start = time.perf_counter()
+            outputs = self._commit(result, block_tables)
+        finally:
+            self._in_step = []
         result.times.schedule += scheduled
         result.times.commit = time.perf_counter() - start
         for observer in self.observers:
@@ -176,6 +183,8 @@ class Engine:
         return outputs
 
     def _commit_request(self, request: Request, row: int, result: StepResult) -> StepOutput:
+        if request.is_finished:
+            return _output(request, [], [])
         if result.errors[row] is not None:
             request.error = result.errors[row]
             request.finish_reason = FinishReason.ERROR

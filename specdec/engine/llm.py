@@ -82,13 +82,14 @@ class LLM:
             except ValueError as error:
                 outputs[index] = _refused(prompt, str(error))
         with tqdm(total=len(index_of), disable=not progress, unit="req") as bar:
-            while len(outputs) < len(batch):
+            while len(outputs) < len(batch) and self.engine.has_work:
                 for output in self.step():
                     if output.finish_reason is not None and output.request_id in index_of:
-                        index = index_of[output.request_id]
-                        outputs[index] = self.collect(output.request_id)
+                        outputs[index_of.pop(output.request_id)] = self.collect(output.request_id)
                         bar.set_postfix_str(_rates(outputs.values(), bar.format_dict["elapsed"]))
                         bar.update()
+        # Requests that were aborted between steps.
+        outputs.update((index, self.collect(request_id)) for request_id, index in index_of.items())
         return [outputs[index] for index in range(len(batch))]
 
     def stream(
@@ -96,7 +97,8 @@ class LLM:
     ) -> Iterator[tuple[str, StepOutput]]:
         """Completes one prompt, yielding the new text and the step's tokens as they come.
 
-        The concatenated texts are the completion. Closing the iterator early aborts the request.
+        The concatenated texts are the completion. Closing the iterator early aborts the request; aborting the
+        request ends the iterator.
 
         Raises:
             ValueError: the prompt can't be served.
@@ -104,14 +106,11 @@ class LLM:
         request_id = self.add_request(prompt, sampling_params)
         detokenizer = IncrementalDetokenizer(self.tokenizer)
         try:
-            while True:
+            while not self.engine.request(request_id).is_finished:
                 for output in self.step():
-                    if output.request_id != request_id:
-                        continue
-                    final = output.finish_reason is not None
-                    yield detokenizer.add(output.token_ids, final=final), output
-                    if final:
-                        return
+                    if output.request_id == request_id:
+                        final = output.finish_reason is not None
+                        yield detokenizer.add(output.token_ids, final=final), output
         finally:
             self.abort(request_id)
             self.engine.pop_finished(request_id)

@@ -94,7 +94,8 @@ class _Study:
         self._decode(rendered, variants)
         plain, *others = variants
         speculative = others[0] if others else None
-        self._check_served(plain)
+        for variant in variants:
+            self._check_served(variant)
         comparisons = self._compare(plain, speculative) if speculative else None
         metrics = {
             "run": self._describe(target, speculative, len(rendered)),
@@ -147,14 +148,14 @@ class _Study:
         disable = None if self.progress is None else not self.progress
         return tqdm(total=total, unit="prompt", desc=self.config.label, disable=disable, leave=False)
 
-    def _check_served(self, plain: Variant) -> None:
-        requests = [request for batch in plain.batches for request in batch.requests]
+    def _check_served(self, variant: Variant) -> None:
+        requests = [request for batch in variant.batches for request in batch.requests]
         errors = [request.error for request in requests if request.error]
         if len(errors) == len(requests):
             raise ValueError(f"none of the {len(requests)} prompts could be served; the first: {errors[0]}")
         for request in requests:
             if request.error:
-                log.warning("prompt %s failed: %s", request.prompt.id, request.error)
+                log.warning("%s: prompt %s failed: %s", variant.name, request.prompt.id, request.error)
 
     def _compare(self, plain: Variant, speculative: Variant) -> list[Comparison]:
         judge = plain.engine if self.config.sampling.is_greedy else None

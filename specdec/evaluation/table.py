@@ -160,7 +160,7 @@ def _value(estimate: Metrics | None, form: str) -> str:
 
 
 def _sweep_row(metrics: Metrics) -> list[str]:
-    measured = metrics.get("speculative", metrics["plain"])
+    measured: Metrics = metrics["speculative" if "speculative" in metrics else "plain"]
     return [
         interval(metrics["speedup"]["total"], "{:.2f}", "×") if "speedup" in metrics else NOT_AVAILABLE,
         interval(measured["tokens_per_second"], "{:.1f}"),

@@ -11,6 +11,7 @@ from torch import Tensor
 from specdec.core import SamplingParams
 from specdec.engine.config import EngineConfig, SpeculativeConfig
 from specdec.engine.engine import Engine
+from specdec.engine.model_runner import ModelRunner
 from specdec.engine.request import Request, StepOutput
 from specdec.models.target import TargetModel
 
@@ -28,14 +29,21 @@ def scripted(script: Any, verifier: str = "target_only", max_nodes: int = 8) -> 
 
 
 def make_engine(
-    target: TargetModel, speculative: SpeculativeConfig | None = None, *, poison: bool = False, **sizes: Any
+    target: TargetModel, speculative: SpeculativeConfig | None = None, *, poison: bool = True, **sizes: Any
 ) -> Engine:
-    """An engine on a small pool; `poison` fills the pages with NaN, so that reading an unwritten slot shows."""
-    sizes = {"block_size": 4, "num_blocks": 128, **sizes}
-    engine = Engine(target, EngineConfig(**sizes), speculative)
+    """An engine on a small pool; poisoned pages hold NaN, so that reading a slot nobody wrote shows."""
+    engine = Engine(target, EngineConfig(**{"block_size": 4, "num_blocks": 128, **sizes}), speculative)
     if poison:
-        engine.target.kv.fill_(float("nan"))
+        for runner in (engine.target, draft_runner(engine)):
+            if runner is not None:
+                runner.kv.fill_(float("nan"))
     return engine
+
+
+def draft_runner(engine: Engine) -> ModelRunner | None:
+    """The draft model's own cache; None if it has none."""
+    model = getattr(engine.speculation and engine.speculation.drafter, "model", None)
+    return getattr(model, "runner", None)
 
 
 def drain(engine: Engine, after_step: Callable[[list[StepOutput]], None] | None = None) -> list[StepOutput]:
