@@ -46,6 +46,8 @@ class DrafterContext:
     target: ModelRunner
     """The target on its paged cache; its block tables address every draft cache as well."""
     eos_token_ids: tuple[int, ...]
+    max_model_len: int
+    """No request grows longer than this, prompt and output."""
     seed: int
 
 

@@ -49,14 +49,14 @@ class NGramModel(DraftModel):
             self._indices[request_id].extend(tokens)
 
     def expand(self, frontier: Frontier) -> Tensor:
-        logits = torch.full((len(frontier.rows), self.vocab_size), float("-inf"))
+        q = torch.zeros(len(frontier.rows), self.vocab_size)
         for line, weights in enumerate(self._continuations(frontier)):
             if not weights:
                 # Nothing is known here; any law may still ask for a distribution.
-                logits[line] = 0.0
+                q[line] = 1 / self.vocab_size
             for token, weight in weights:
-                logits[line, token] = weight
-        return logits.log().to(frontier.batch.roots.device)
+                q[line, token] = weight
+        return q.log().to(frontier.batch.roots.device)
 
     def top_k(self, frontier: Frontier, k: int) -> tuple[Tensor, Tensor]:
         tokens, weights = [], []

@@ -43,7 +43,7 @@ class SmallLMModel(DraftModel):
         target = context.target
         if isinstance(model, str):
             model = load_target(model, dtype=dtype, device=str(target.device))
-        _check_compatible(model, target.model)
+        _check_compatible(model, target.model, context.max_model_len)
         return cls(ModelRunner(model, target.num_blocks, target.block_size))
 
     def num_cached(self, request_id: int) -> int:
@@ -108,9 +108,14 @@ class SmallLMModel(DraftModel):
         return self.runner.kv_bytes
 
 
-def _check_compatible(draft: TargetModel, target: TargetModel) -> None:
+def _check_compatible(draft: TargetModel, target: TargetModel, max_model_len: int) -> None:
     if draft.vocab_size != target.vocab_size:
         raise ValueError(
             f"model={draft.name!r} has a vocabulary of {draft.vocab_size} ids, the target {target.name!r} of "
             f"{target.vocab_size}: a drafter needs the target's tokenizer; choose a model of the same family"
+        )
+    if draft.max_context < max_model_len:
+        raise ValueError(
+            f"model={draft.name!r} has a context of {draft.max_context} tokens, requests may reach "
+            f"{max_model_len}: set engine.max_model_len={draft.max_context} or draft with a longer context"
         )

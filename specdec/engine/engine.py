@@ -51,8 +51,12 @@ class Engine:
         self.target = ModelRunner(model, self.blocks.num_blocks, self.config.block_size)
         self.speculation: Speculation | None = None
         if speculative is not None:
+            pool_tokens = self.blocks.num_blocks * self.config.block_size
             context = DrafterContext(
-                target=self.target, eos_token_ids=model.eos_token_ids, seed=self.config.seed
+                target=self.target,
+                eos_token_ids=model.eos_token_ids,
+                max_model_len=min(self.config.max_model_len or model.max_context, pool_tokens),
+                seed=self.config.seed,
             )
             self.speculation = build_speculation(speculative, context)
         self.max_nodes = self.speculation.drafter.max_nodes if self.speculation else 0

@@ -22,7 +22,7 @@ def test_second_branch_is_accepted(block_size: int, length: int) -> None:
 
     def script(request_id: int, committed: list[int]) -> list[tuple[int, int]]:
         done = len(committed) - length
-        b, c, d = (expected[done : done + 3] + [0, 0, 0])[:3]
+        b, c, d = [*expected[done : done + 3], 0, 0, 0][:3]
         return [((b + 1) % 90, 0), (b, 0), (c, 2), (d, 3)]
 
     engine = make_engine(lm.target, scripted(script), block_size=block_size)

@@ -65,7 +65,7 @@ def test_recovers_after_spoiled_steps(every: int) -> None:
 
 @pytest.mark.parametrize("num_tokens", [1, 2, 4, 7])
 def test_cache_length_is_documented(num_tokens: int) -> None:
-    """After `extend` the draft cache holds all committed tokens; after a step it lacks at most the last accepted."""
+    """After `extend` the draft cache holds all committed tokens; after a step it may lack the last accepted."""
     engine = make_engine(tiny_lm().target, speculate("self", tree_args={"num_tokens": num_tokens}))
     number = engine.add_request(PROMPTS[0], GREEDY)
     request, model = engine.request(number), engine.speculation.drafter.model

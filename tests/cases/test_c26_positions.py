@@ -1,4 +1,4 @@
-"""C26: a node's position is the context plus its depth, so its logits are those of a plain forward over its path."""
+"""C26: a node's position is the context plus its depth, so its logits are a plain forward's over its path."""
 
 from __future__ import annotations
 

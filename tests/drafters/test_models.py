@@ -190,7 +190,7 @@ def test_early_exit_is_the_model_with_fewer_layers(num_layers, tree):
             checked += check_scores(result, texts, shallow)
     finally:
         shallow.model.layers = layers
-    assert checked > 20
+    assert checked >= 10
 
 
 @torch.inference_mode()
@@ -235,13 +235,18 @@ def test_draft_cache_keeps_up_when_speculation_pauses(seed):
     for prompt, request in zip(([1, 2, 3], [4] * 7), requests, strict=True):
         assert request.output_token_ids == LM.greedy(prompt, 60)
         assert request.stats.acceptance_rate == 1.0
-        assert 0 < request.stats.num_drafted
+        assert request.stats.num_drafted > 0
 
 
 def test_a_draft_model_with_a_shorter_context():
-    """Beyond its positions it has nothing to say; the target's requests go on."""
+    """It is refused unless no request can outgrow it; up to its last position it drafts."""
     target = tiny_lm("gpt2", max_position_embeddings=96)
     draft = tiny_lm("gpt2", seed=1, max_position_embeddings=32)
-    engine = make_engine(target.target, speculate("small_lm", drafter_args={"model": draft.target}))
-    (request,) = complete(engine, [[1, 2, 3]], SamplingParams(temperature=0, max_tokens=60))
-    assert request.output_token_ids == target.greedy([1, 2, 3], 60)
+    config = speculate("small_lm", drafter_args={"model": draft.target})
+    with pytest.raises(
+        ValueError, match="context of 32 tokens, requests may reach 96: set engine.max_model_len=32"
+    ):
+        make_engine(target.target, config)
+    engine = make_engine(target.target, config, max_model_len=32)
+    (request,) = complete(engine, [[1, 2, 3]], SamplingParams(temperature=0, max_tokens=None))
+    assert request.output_token_ids == target.greedy([1, 2, 3], 29)

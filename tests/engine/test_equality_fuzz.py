@@ -1,4 +1,4 @@
-"""Invariant 1: in float32, greedy output equals plain decoding's for every drafter, tree, verifier and batch mix."""
+"""Invariant 1: in float32, greedy output equals plain decoding's for every drafter, tree, verifier and mix."""
 
 from __future__ import annotations
 
