@@ -120,6 +120,10 @@ class DraftModel(ABC):
             Tokens `[n, k]` int64 and log q `[n, k]` float32, best first; log q of -inf marks no candidate.
         """
         log_q = self.expand(frontier).float().log_softmax(-1)  # [n, V]
+        if k == 1:
+            # Unlike topk, max settles ties as the target's argmax does: towards the lower id.
+            best, tokens = log_q.max(-1, keepdim=True)
+            return tokens, best
         best, tokens = log_q.topk(min(k, log_q.shape[-1]), dim=-1)
         lacking = k - best.shape[-1]
         return F.pad(tokens, (0, lacking)), F.pad(best, (0, lacking), value=float("-inf"))

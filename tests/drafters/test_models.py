@@ -15,7 +15,7 @@ from specdec_tests.models import GREEDY, tiny_lm
 from specdec_tests.serving import complete, drain, make_engine, scripted, speculate
 
 from specdec.core import CounterRng, SamplingParams
-from specdec.drafters.base import DraftBatch
+from specdec.drafters.base import DraftBatch, DraftModel
 from specdec.drafters.models.ngram import NGramModel
 from specdec.drafters.models.scripted import ScriptedDrafter
 from specdec.drafters.trees.builder import Frontier, TreeBuilder
@@ -250,3 +250,16 @@ def test_a_draft_model_with_a_shorter_context():
     engine = make_engine(target.target, config, max_model_len=32)
     (request,) = complete(engine, [[1, 2, 3]], SamplingParams(temperature=0, max_tokens=None))
     assert request.output_token_ids == target.greedy([1, 2, 3], 29)
+
+
+def test_ties_are_settled_as_the_target_settles_them():
+    """Low-precision logits tie; a self-draft must still agree with the target's argmax."""
+    logits = torch.randn(40, 500, generator=torch.Generator().manual_seed(0)).mul(2).round().bfloat16()
+    texts = [[row] for row in range(40)]
+
+    class Tied(DraftModel):
+        def expand(self, frontier: Frontier) -> torch.Tensor:
+            return logits
+
+    tokens, _ = Tied().top_k(frontier_at(batch_of(*texts), [[]] * 40), 1)
+    assert torch.equal(tokens.squeeze(1), logits.argmax(-1))

@@ -126,6 +126,18 @@ def test_preemption_changes_no_greedy_token(speculation):
         assert request.output_token_ids == LM.greedy(prompt, 40)
 
 
+@pytest.mark.parametrize("length", [4, 8, 16])
+@pytest.mark.parametrize("num_blocks", range(14, 20))
+def test_nobody_is_admitted_only_to_be_preempted(num_blocks, length):
+    """Admission counts the first tree: else the younger request is prefilled again and again."""
+    config = speculate("ngram", tree_args={"num_tokens": 5}, drafter_args={"min_n": 6})
+    engine = make_engine(LM.target, config, num_blocks=num_blocks)
+    params = [SamplingParams(temperature=0, max_tokens=count) for count in (30, 20)]
+    older, younger = complete(engine, [[3] * 24, [9] * length], params)
+    assert older.num_preemptions == 0
+    assert younger.num_preemptions <= 1
+
+
 @pytest.mark.parametrize("name", ["plain", "small_lm", "ngram", "sampled", "sampled-token"])
 def test_preemption_changes_no_sampled_token(name):
     sampled = {"num_tokens": 4, "sample": True}

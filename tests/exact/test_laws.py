@@ -21,6 +21,7 @@ from specdec_tests.statistics import total_variation
 
 from specdec.core import ProposalLaw, SamplingParams, TokenTree
 from specdec.drafters.base import DraftBatch
+from specdec.drafters.models.ngram import NGramModel
 from specdec.drafters.trees.best_first import BestFirstProposer
 from specdec.drafters.trees.chain import ChainProposer
 from specdec.drafters.trees.static import StaticProposer
@@ -94,6 +95,25 @@ def test_the_draft_may_be_warped_otherwise_than_the_target():
 
     game = Game(target=random_table(4, vocab_size=4), verifier=TokenRejectionVerifier(), propose=sharper)
     assert bias(game) < EXACT
+
+
+@pytest.mark.parametrize("name", ["sampled-2", "argmax-2", "static"])
+@pytest.mark.parametrize("verifier", VERIFIERS)
+def test_ngram_drafts_are_exact(verifier, name):
+    model = NGramModel(max_n=2, min_n=1, vocab_size=3)
+
+    def look_up(batch: DraftBatch) -> TokenTree:
+        batch = replace(batch, token_ids=[[0, 0, 1, 0]] * batch.size)
+        model.extend(batch)
+        return PROPOSERS[name].propose(model, batch, [5] * batch.size)
+
+    game = Game(target=random_table(6, vocab_size=3), verifier=VERIFIERS[verifier], propose=look_up)
+    law = exact_law(game)
+    assert total_variation(joint_law(law, game.warped, 2), decode_law(game.warped, 2)) < EXACT
+    if name == "sampled-2":
+        # What followed the suffix [0]: 1 the last time, 0 the time before.
+        first = {token: sum(law[o] for o in law if o.drafted[0] == token) for token in range(3)}
+        assert first == pytest.approx({0: 1 / 3, 1: 2 / 3, 2: 0}, abs=EXACT)
 
 
 def test_acceptance_is_one_minus_the_distance():
