@@ -42,7 +42,7 @@ class Scheduler:
             requests preempted to make room.
         """
         preempted = self._reserve_running(node_cap)
-        admitted = [] if preempted else self._admit()
+        admitted = [] if preempted else self._admit(node_cap)
         return self.running[: len(self.running) - len(admitted)] + admitted, preempted
 
     def finish(self, request: Request) -> None:
@@ -76,7 +76,7 @@ class Scheduler:
             index += 1
         return preempted
 
-    def _admit(self) -> list[Request]:
+    def _admit(self, node_cap: int) -> list[Request]:
         admitted: list[Request] = []
         num_tokens = sum(1 + request.budget for request in self.running)
         while self.waiting and len(self.running) < self.max_num_seqs:
@@ -85,6 +85,10 @@ class Scheduler:
             if num_tokens > self.max_num_batched_tokens and (admitted or self.running):
                 break
             request.budget = 0
+            # Its next step brings a token and a tree: admitted without room for them, it would be preempted.
+            ahead = 1 + node_cap if request.num_remaining > 1 else 0
+            if not self.blocks.can_allocate(self.blocks.blocks_for(len(request.token_ids) + ahead)):
+                break
             if not self._reserve(request):
                 break
             self.running.append(self.waiting.popleft())
