@@ -40,6 +40,12 @@ def tree(num_nodes: int) -> list[int]:
     return [(node - 1) // 2 if node else -1 for node in range(num_nodes)]
 
 
+def layer_caches(num_blocks: int, dtype: torch.dtype) -> list[tuple[Tensor, Tensor]]:
+    """Keys and values of each layer, views of one pool."""
+    pool = torch.randn(LAYERS, 2, num_blocks, BLOCK_SIZE, KV_HEADS, DIM).to(dtype)
+    return [(layer[0], layer[1]) for layer in pool]
+
+
 def attention_cases(dtype: torch.dtype) -> Iterator[Case]:
     """Decode, trees, batches and a prefill chunk."""
     batches = {
@@ -52,22 +58,23 @@ def attention_cases(dtype: torch.dtype) -> Iterator[Case]:
     }
     for name, requests in batches.items():
         meta = build_metadata(requests, BLOCK_SIZE)
-        pool = torch.randn(LAYERS, 2, num_pages(requests, BLOCK_SIZE), BLOCK_SIZE, KV_HEADS, DIM).to(dtype)
+        caches = layer_caches(num_pages(requests, BLOCK_SIZE), dtype)
         q = torch.randn(meta.host.query_offsets[-1], HEADS, DIM).to(dtype)
         yield Case(
             "tree_attention",
             name,
-            lambda layer, q=q, pool=pool, meta=meta: tree_attention(  # type: ignore[misc]
-                q, pool[layer, 0], pool[layer, 1], meta, scale=DIM**-0.5
+            lambda layer, q=q, caches=caches, meta=meta: tree_attention(  # type: ignore[misc]
+                q, *caches[layer], meta, scale=DIM**-0.5
             ),
         )
 
 
 def layer_cases(dtype: torch.dtype, rows: int) -> Iterator[Case]:
     """The ops between the linears."""
+    caches = layer_caches(64, dtype)
     pool = torch.randn(LAYERS, 2, 64, BLOCK_SIZE, KV_HEADS, DIM).to(dtype)
     x, delta = torch.randn(rows, HIDDEN).to(dtype), torch.randn(rows, HIDDEN).to(dtype)
-    weight = torch.rand(LAYERS, HIDDEN).to(dtype)
+    weight = list(torch.rand(LAYERS, HIDDEN).to(dtype))
     gate_up = torch.randn(rows, 2 * INTERMEDIATE).to(dtype)
     qkv = torch.randn(rows, (HEADS + 2 * KV_HEADS) * DIM).to(dtype)
     cos, sin = torch.rand(rows, DIM).to(dtype), torch.rand(rows, DIM).to(dtype)
@@ -79,10 +86,10 @@ def layer_cases(dtype: torch.dtype, rows: int) -> Iterator[Case]:
     yield Case(
         "rope_write_kv",
         name,
-        lambda layer: rope_write_kv(qkv, cos, sin, pool[layer, 0], pool[layer, 1], slots, HEADS, KV_HEADS),
+        lambda layer: rope_write_kv(qkv, cos, sin, *caches[layer], slots, HEADS, KV_HEADS),
     )
     yield Case("silu_mul", name, lambda layer: silu_mul(gate_up))
-    yield Case("write_kv", name, lambda layer: write_kv(kv, kv, pool[layer, 0], pool[layer, 1], slots))
+    yield Case("write_kv", name, lambda layer: write_kv(kv, kv, *caches[layer], slots))
     if rows > 1:
         yield Case(
             "compact_kv", f"{name}, {LAYERS} layers", lambda layer: compact_kv(pool, slots, slots.flip(0))

@@ -116,10 +116,14 @@ def _compile(compiler: str, path: Path) -> None:
         "-o",
         temporary,
     ]
+    logger.info("Compiling the CPU kernels once for this machine: %s", path)
     try:
         result = subprocess.run(command, capture_output=True, text=True, check=False)
         if result.returncode != 0:
-            raise BuildError(f"{' '.join(command)} failed:\n{result.stderr[-2000:]}")
+            failure = result.stderr[-2000:]
+            raise BuildError(
+                f"{' '.join(command)} failed; g++ 12 or newer is needed, set CXX to it:\n{failure}"
+            )
         os.replace(temporary, path)
     finally:
         Path(temporary).unlink(missing_ok=True)

@@ -10,6 +10,7 @@ using namespace specdec;
 namespace {
 
 constexpr int64_t PARALLEL_ELEMENTS = 1 << 16;
+constexpr int64_t PARALLEL_ACTIVATIONS = 1 << 14;
 
 template <class T>
 float mean_square(const T* x, int64_t width) {
@@ -78,7 +79,7 @@ void gated_row(const T* gate, const T* up, T* out, int64_t width) {
 
 template <class T, bool GELU>
 void gated(const T* gate_up, T* out, int64_t rows, int64_t width, int threads) {
-#pragma omp parallel for num_threads(threads) if (threads > 1 && rows * width > PARALLEL_ELEMENTS)
+#pragma omp parallel for num_threads(threads) if (threads > 1 && rows * width > PARALLEL_ACTIVATIONS)
     for (int64_t n = 0; n < rows; n++)
         gated_row<T, GELU>(gate_up + 2 * n * width, gate_up + (2 * n + 1) * width, out + n * width, width);
 }

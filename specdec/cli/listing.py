@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from typing import Any
 
 from specdec.cli.overrides import config_folders, options, packaged_targets
@@ -37,8 +38,14 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def _table(title: str, law: str, registry: Registry[Any], describe_law: Any) -> TextTable:
-    rows = [[name, describe_law(registry.get(name)), registry.describe(name)] for name in registry.names()]
+def _table(title: str, law: str, registry: Registry[Any], describe_law: Callable[[Any], str]) -> TextTable:
+    rows = []
+    for name in registry.names():
+        try:
+            rows.append([name, describe_law(registry.get(name)), registry.describe(name)])
+        except ValueError as error:
+            # A plug-in that can't be imported must not hide the others.
+            rows.append([name, "", str(error)])
     return TextTable(title=title, columns=["name", law, "what it is"], rows=rows, numeric=False)
 
 

@@ -29,7 +29,19 @@ _NODES: dict[str, Callable[[str], Any]] = {
 }
 _PLAIN_GROUPS = ("sampling", "data", "engine", "eval", "logger", "experiment", "debug")
 _CHOICE = re.compile(rf"({'|'.join((*_NODES, *_PLAIN_GROUPS))})(\.name)?=(.*)", re.DOTALL)
-_ARGUMENT = re.compile(r"(drafter|tree|verifier)\.args\.")
+_OPEN_MAPPING = re.compile(r"((drafter|tree|verifier)\.args|tree\.max_nodes_by_batch)[.=]")
+_FLAGS_WITH_VALUE = (
+    "--cfg",
+    "-c",
+    "--package",
+    "-p",
+    "--config-path",
+    "-cp",
+    "--config-name",
+    "-cn",
+    "--config-dir",
+    "-cd",
+)
 _SEARCH_PATH = re.compile(r"file://([^,\]]+)")
 
 
@@ -40,7 +52,7 @@ def prepare(arguments: Sequence[str]) -> list[str]:
         ValueError: a choice that is neither a file, nor a model, nor a class.
     """
     folders = config_folders(arguments)
-    return [_prepare(argument, folders) for argument in arguments]
+    return [_prepare(argument, folders) for argument in _flags_last(arguments)]
 
 
 def config_folders(arguments: Sequence[str]) -> list[Path]:
@@ -67,9 +79,19 @@ def packaged_targets(folders: Sequence[Path]) -> list[str]:
     return [str(OmegaConf.load(path).name) for path in options("target", folders).values()]
 
 
+def _flags_last(arguments: Sequence[str]) -> list[str]:
+    """Hydra takes overrides in one piece; people put `-m` between them."""
+    overrides: list[str] = []
+    flags: list[str] = []
+    for index, argument in enumerate(arguments):
+        is_value = index > 0 and arguments[index - 1] in _FLAGS_WITH_VALUE
+        (flags if is_value or argument.startswith("-") else overrides).append(argument)
+    return overrides + flags
+
+
 def _prepare(argument: str, folders: Sequence[Path]) -> str:
-    if _ARGUMENT.match(argument):
-        # The class knows its arguments and refuses others; the files list the usual ones.
+    if _OPEN_MAPPING.match(argument):
+        # The files list some keys; what others there may be is for the class to say.
         return f"++{argument}"
     match = _CHOICE.fullmatch(argument)
     if match is None:

@@ -8,11 +8,13 @@ from __future__ import annotations
 import hashlib
 import re
 import secrets
+from collections.abc import Sequence
 from datetime import datetime
 
 from omegaconf import OmegaConf
 
-_LONGEST_NAME = 120
+_LONGEST_NAME = 160
+_TELLING = ("experiment", "target", "drafter", "tree", "verifier", "sampling")
 
 
 def unique_name() -> str:
@@ -20,12 +22,18 @@ def unique_name() -> str:
     return f"{datetime.now():%Y-%m-%d_%H-%M-%S}-{secrets.token_hex(3)}"
 
 
-def folder_name(overrides: str) -> str:
-    """Overrides as the name of one folder; a long name is cut and ends with its hash."""
-    name = re.sub(r"[^\w.,=+@-]+", "_", overrides).strip("_") or "default"
+def folder_name(overrides: Sequence[str]) -> str:
+    """Overrides as the name of one folder, the most telling first; a long name is cut and ends with its hash."""
+    whole = ",".join(sorted((item.lstrip("+") for item in overrides), key=_telling_first))
+    name = re.sub(r"[^\w.,=+@-]+", "_", whole).strip("_") or "default"
     if len(name) <= _LONGEST_NAME:
         return name
-    return f"{name[:_LONGEST_NAME]}-{hashlib.sha256(overrides.encode()).hexdigest()[:8]}"
+    return f"{name[:_LONGEST_NAME]}-{hashlib.sha256(whole.encode()).hexdigest()[:8]}"
+
+
+def _telling_first(override: str) -> tuple[int, str]:
+    group = re.split(r"[.=]", override, maxsplit=1)[0]
+    return _TELLING.index(group) if group in _TELLING else len(_TELLING), override
 
 
 # Cached: the folder of a run keeps its name however often the configuration is read.

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from specdec.evaluation.metrics import Metrics
 from specdec.evaluation.variant import Variant
@@ -42,6 +43,7 @@ def speedup_figure(metrics: Metrics, plain: Variant, speculative: Variant) -> Fi
         if total["low"] is not None:
             axes.axhspan(total["low"], total["high"], color=_ORANGE, alpha=0.2, linewidth=0)
     axes.axhline(1, color=_GREY, linestyle=":", linewidth=1)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set(xlabel="prompt or batch, sorted", ylabel="speedup over plain decoding", ylim=(0, None))
     axes.legend(frameon=False)
     return figure

@@ -199,15 +199,23 @@ class _Study:
 
 
 def load(config: StudyConfig) -> tuple[TargetModel, PreTrainedTokenizerBase]:
-    """The target and its tokenizer."""
+    """The target and its tokenizer.
+
+    Raises:
+        ValueError: there is no such target, or it can't be served.
+    """
     target = config.target
     hub: dict[str, Any] = {
         "revision": target.revision,
         "trust_remote_code": target.trust_remote_code,
         "local_files_only": target.local_files_only,
     }
-    tokenizer = load_tokenizer(target.name, **hub)
-    model = load_target(target.name, dtype=target.dtype, device=target.device, fuse=target.fuse, **hub)
+    try:
+        model = load_target(target.name, dtype=target.dtype, device=target.device, fuse=target.fuse, **hub)
+        tokenizer = load_tokenizer(target.name, **hub)
+    except OSError as error:
+        # Messages of transformers don't always name what was asked for.
+        raise ValueError(f"target={target.name!r} cannot be loaded: {error}") from error
     return model, tokenizer
 
 

@@ -13,6 +13,8 @@ from rich.table import Table
 from specdec.evaluation.metrics import Metrics
 
 NOT_AVAILABLE = "n/a"
+# Plain steps differ by a few per cent on a quiet machine.
+_UNSTEADY = 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,6 +147,12 @@ def _notes(metrics: Metrics) -> list[str]:
     run = metrics["run"]
     unit = "prompts" if run["batch_size"] == 1 else f"batches of {run['batch_size']} prompts"
     notes = [f"[low, high]: {run['confidence']:.0%} bootstrap interval over {unit}."]
+    itl = metrics["plain"]["itl"]
+    if itl["p50"] and itl["p95"] > _UNSTEADY * itl["p50"]:
+        notes.append(
+            f"Plain decoding's p95 is {itl['p95'] / itl['p50']:.1f} × its p50: the machine was busy, and no "
+            "interval covers that; repeat the run before believing its speeds."
+        )
     equality = metrics.get("equality", {"applicable": True})
     if not equality["applicable"]:
         notes.append("Equality is not applicable: this rule keeps the distribution, not each token.")
