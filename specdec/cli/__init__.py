@@ -49,6 +49,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         hint = f"did you mean {nearest[0]!r}?" if nearest else f"choose one of {', '.join(COMMANDS)}"
         print(f"error: unknown command {name!r}; {hint}", file=sys.stderr)
         return 2
+    # `drafter=my_file:MyModel` finds a file beside the user. Last, so that no folder hides an installed package.
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
     return _run(COMMANDS[name], rest)
 
 
