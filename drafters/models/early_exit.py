@@ -12,6 +12,7 @@ from typing import Self
 
 from torch import Tensor
 
+from specdec.core.checks import is_integer
 from specdec.drafters.base import DrafterContext, DraftModel
 from specdec.drafters.models.frontier import frontier_nodes
 from specdec.drafters.trees.builder import Frontier
@@ -30,8 +31,10 @@ class EarlyExitModel(DraftModel):
     def build(cls, context: DrafterContext, num_layers: int | None = None) -> Self:  # type: ignore[override]
         depth = context.target.model.num_layers
         chosen = max(1, depth // 3) if num_layers is None else num_layers
-        if not 1 <= chosen <= depth:
-            raise ValueError(f"num_layers={num_layers}: the target has {depth} layers, expected 1 to {depth}")
+        if not is_integer(chosen) or not 1 <= chosen <= depth:
+            raise ValueError(
+                f"num_layers={num_layers!r}: the target has {depth} layers, expected 1 to {depth}"
+            )
         return cls(context.target, chosen)
 
     def expand(self, frontier: Frontier) -> Tensor:

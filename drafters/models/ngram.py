@@ -18,6 +18,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from specdec.core.checks import check_positive
 from specdec.drafters.base import DraftBatch, DrafterContext, DraftModel
 from specdec.drafters.trees.builder import Frontier
 
@@ -30,7 +31,9 @@ class NGramModel(DraftModel):
     def __init__(
         self, max_n: int = 8, min_n: int = 1, vocab_size: int = 0, eos_token_ids: Sequence[int] = ()
     ) -> None:
-        if not 1 <= min_n <= max_n:
+        check_positive("max_n", max_n)
+        check_positive("min_n", min_n)
+        if min_n > max_n:
             raise ValueError(f"min_n={min_n}, max_n={max_n}: expected 1 <= min_n <= max_n")
         self.max_n = max_n
         self.min_n = min_n

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from specdec.core import ProposalLaw, TokenTree
+from specdec.core.checks import check_positive
 from specdec.drafters.base import DraftBatch, Drafter
 
 Script = Callable[[int, Sequence[int]], Sequence[int | tuple[int, int]]]
@@ -18,8 +19,7 @@ class ScriptedDrafter(Drafter):
     law = ProposalLaw.DETERMINISTIC
 
     def __init__(self, script: Script | Sequence[int] = (), max_nodes: int = 8) -> None:
-        if max_nodes < 1:
-            raise ValueError(f"max_nodes={max_nodes}: expected max_nodes >= 1")
+        check_positive("max_nodes", max_nodes)
         self.max_nodes = max_nodes
         self.script = script if callable(script) else _always(list(script))
 

@@ -12,6 +12,7 @@ import heapq
 from collections.abc import Sequence
 
 from specdec.core import ProposalLaw, TokenTree
+from specdec.core.checks import check_positive
 from specdec.drafters.base import DraftBatch, DraftModel, TreeProposer
 from specdec.drafters.trees.builder import TreeBuilder
 
@@ -23,8 +24,7 @@ class BestFirstProposer(TreeProposer):
 
     def __init__(self, num_nodes: int = 16, max_depth: int = 6, branching: int = 4) -> None:
         for name, value in (("num_nodes", num_nodes), ("max_depth", max_depth), ("branching", branching)):
-            if value < 1:
-                raise ValueError(f"{name}={value}: expected {name} >= 1")
+            check_positive(name, value)
         self.max_nodes = num_nodes
         self.max_depth = max_depth
         self.branching = branching

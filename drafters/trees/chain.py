@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from specdec.core import ProposalLaw, Stream, TokenTree
+from specdec.core.checks import is_integer
 from specdec.core.sampling import sample, warp
 from specdec.drafters.base import DraftBatch, DraftModel, TreeProposer
 from specdec.drafters.trees.builder import Frontier, TreeBuilder
@@ -23,9 +24,9 @@ class ChainProposer(TreeProposer):
     possible_laws = (ProposalLaw.DETERMINISTIC, ProposalLaw.CHAIN)
 
     def __init__(self, num_tokens: int = 5, sample: bool = False) -> None:
-        if num_tokens < 1:
+        if not is_integer(num_tokens) or num_tokens < 1:
             raise ValueError(
-                f"num_tokens={num_tokens}: a chain needs at least 1; for plain decoding use drafter=none"
+                f"num_tokens={num_tokens!r}: a chain needs at least 1; for plain decoding use drafter=none"
             )
         self.max_nodes = num_tokens
         self.sample = sample

@@ -5,12 +5,14 @@ Order and names follow transformers' `GenerationConfig`: temperature, top-k, top
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import torch
 from torch import Tensor
+
+from specdec.core.checks import is_integer, is_real
 
 # A nucleus is nearly always inside the most likely tokens: sorting these first avoids sorting the vocabulary.
 _NUCLEUS_GUESS = 1024
@@ -40,6 +42,15 @@ class SamplingParams:
     """Go on past the model's EOS ids (never past `stop_token_ids`)."""
 
     def __post_init__(self) -> None:
+        for name in ("max_tokens", "seed"):
+            value = getattr(self, name)
+            _check(name, value, value is None or is_integer(value), "to be an integer or None")
+        for name in ("temperature", "top_p", "min_p"):
+            _check(name, getattr(self, name), is_real(getattr(self, name)), "to be a number")
+        _check("top_k", self.top_k, is_integer(self.top_k), "to be an integer")
+        stops = self.stop_token_ids
+        listed = not isinstance(stops, str) and isinstance(stops, Collection) and all(map(is_integer, stops))
+        _check("stop_token_ids", stops, listed, "to hold token ids")
         _check("max_tokens", self.max_tokens, self.max_tokens is None or self.max_tokens >= 1, ">= 1 or None")
         _check("temperature", self.temperature, 0 <= self.temperature < float("inf"), "finite and >= 0")
         _check("top_k", self.top_k, self.top_k >= 0, ">= 0 (0 keeps all tokens)")

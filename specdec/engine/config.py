@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from specdec.core.checks import check_positive
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EngineConfig:
@@ -28,10 +30,10 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         for name in ("block_size", "num_kv_tokens", "max_num_seqs", "max_num_batched_tokens"):
-            _check_positive(name, getattr(self, name))
+            check_positive(name, getattr(self, name))
         for name in ("num_blocks", "max_model_len"):
             if getattr(self, name) is not None:
-                _check_positive(name, getattr(self, name))
+                check_positive(name, getattr(self, name))
 
     @property
     def pool_blocks(self) -> int:
@@ -67,8 +69,3 @@ class SpeculativeConfig:
             return max_nodes
         by_batch = {int(size): nodes for size, nodes in self.max_nodes_by_batch.items()}
         return min(max_nodes, by_batch[max(applicable)])
-
-
-def _check_positive(name: str, value: int) -> None:
-    if value < 1:
-        raise ValueError(f"{name}={value}: expected {name} >= 1")

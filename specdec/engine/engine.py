@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from specdec.core import SamplingParams
+from specdec.core.checks import is_integer
 from specdec.drafters.base import DrafterContext
 from specdec.engine.block_manager import BlockManager
 from specdec.engine.config import EngineConfig, SpeculativeConfig
@@ -233,6 +234,9 @@ class Engine:
         return torch.tensor(rows, dtype=torch.int32, device=self.model.device)
 
     def _check_prompt(self, prompt_token_ids: Sequence[int], params: SamplingParams) -> list[int]:
+        wrong = [token for token in prompt_token_ids if not is_integer(token)]
+        if wrong:
+            raise ValueError(f"prompt_token_ids holds {wrong[0]!r}: expected integers; encode text first")
         prompt = [int(token) for token in prompt_token_ids]
         if not prompt:
             raise ValueError("prompt_token_ids is empty; give at least one token, such as the BOS id")
@@ -263,7 +267,7 @@ class Engine:
             raise ValueError(f"max_model_len={asked}: {self.model.name!r} has a context of {context} tokens")
         # The last step needs room for the committed tokens and a whole tree.
         limit = pool - self.max_nodes
-        if limit < 2 or (asked is not None and asked > limit + 1):
+        if limit < 1 or (asked is not None and asked > limit + 1):
             needed = self.blocks.blocks_for((asked or 2) - 1 + self.max_nodes)
             raise ValueError(
                 f"num_blocks={self.blocks.num_blocks}: one request of max_model_len={asked or 2} with a tree "

@@ -89,10 +89,19 @@ def load_tokenizer(
 
 
 def resolve_device(device: str | torch.device | None) -> torch.device:
-    """The device of that name; None or "auto" picks the GPU if there is one."""
+    """The device of that name; None or "auto" picks the GPU if there is one.
+
+    Raises:
+        ValueError: a GPU was asked for and there is none.
+    """
     if device is None or device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    return torch.device(device)
+    chosen = torch.device(device)
+    if chosen.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(
+            f"device={str(device)!r}: torch finds no GPU; use device=cpu, or a CUDA build of torch"
+        )
+    return chosen
 
 
 def resolve_dtype(dtype: str | torch.dtype | None, device: torch.device) -> torch.dtype:
