@@ -11,6 +11,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import Enum
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch.nn.functional as F
@@ -37,6 +38,15 @@ class FeatureSpec:
 
 
 NO_FEATURES = FeatureSpec()
+
+
+class DraftOutput(Enum):
+    """What a draft model can be asked; a tree proposer needs one of them."""
+
+    CONDITIONALS = "conditionals"
+    """Next-token logits after any path, one call of `expand` a level."""
+    MARGINALS = "marginals"
+    """The distribution at each depth from one pass, whatever was drafted before it: `marginals`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,6 +102,8 @@ class DraftModel(ABC):
     """A conditional next-token distribution over the target's vocabulary."""
 
     features: ClassVar[FeatureSpec] = NO_FEATURES
+    provides: ClassVar[frozenset[DraftOutput]] = frozenset({DraftOutput.CONDITIONALS})
+    """What proposers may ask of it; `MARGINALS` promises that `marginals` is implemented."""
 
     @classmethod
     def build(cls, context: DrafterContext, **arguments: Any) -> Self:
@@ -128,6 +140,15 @@ class DraftModel(ABC):
         lacking = k - best.shape[-1]
         return F.pad(tokens, (0, lacking)), F.pad(best, (0, lacking), value=float("-inf"))
 
+    def marginals(self, batch: DraftBatch, depth: int) -> Tensor:
+        """Logits at each depth below the root, only for models that provide `DraftOutput.MARGINALS`.
+
+        Returns:
+            `[B, depth, V]`, any float dtype; -inf where a token is impossible, in the whole row where nothing is
+            known.
+        """
+        raise NotImplementedError(f"{type(self).__name__} provides {self.provides}, no marginals")
+
     def observe(self, commit: Commit) -> None:
         """Learns what was committed. Stateless models skip it."""
 
@@ -146,6 +167,8 @@ class TreeProposer(ABC):
     """How it chooses the children of a node."""
     possible_laws: ClassVar[tuple[ProposalLaw, ...]] = ()
     """Laws an argument chooses among; empty where the class fixes `law`."""
+    needs: ClassVar[DraftOutput] = DraftOutput.CONDITIONALS
+    """What it asks of the draft model."""
     max_nodes: int
     """Drafted nodes of its largest tree, root not counted."""
 
@@ -161,12 +184,19 @@ class TreeProposer(ABC):
         """
 
 
+def laws_of(proposer: type[TreeProposer]) -> tuple[ProposalLaw, ...]:
+    """The laws a class of proposers can give."""
+    return proposer.possible_laws or (proposer.law,)
+
+
 class Drafter(ABC):
     """What the engine sees."""
 
     law: ProposalLaw
     max_nodes: int
     features: FeatureSpec = NO_FEATURES
+    scores_nodes: bool = False
+    """Its trees carry `score`, so that nodes of several requests can be compared."""
 
     @classmethod
     def build(cls, context: DrafterContext, **arguments: Any) -> Self:

@@ -11,6 +11,8 @@ from specdec.drafters.base import Commit, DraftBatch, Drafter, DraftModel, TreeP
 class ModelDrafter(Drafter):
     """Joins a draft model and a tree proposer."""
 
+    scores_nodes = True
+
     def __init__(self, model: DraftModel, proposer: TreeProposer) -> None:
         self.model = model
         self.proposer = proposer

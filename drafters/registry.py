@@ -22,6 +22,12 @@ TREES: Registry[TreeProposer] = Registry(
     {
         "best_first": "specdec.drafters.trees.best_first:BestFirstProposer",
         "chain": "specdec.drafters.trees.chain:ChainProposer",
+        "ddtree": "specdec.drafters.trees.ddtree:DDTreeProposer",
+        "dyspec": "specdec.drafters.trees.dyspec:DySpecProposer",
+        "eagle2": "specdec.drafters.trees.eagle2:Eagle2Proposer",
+        "expansion": "specdec.drafters.trees.expansion:ExpansionProposer",
+        "opt_tree": "specdec.drafters.trees.opt_tree:OptTreeProposer",
+        "sequoia": "specdec.drafters.trees.sequoia:SequoiaProposer",
         "static": "specdec.drafters.trees.static:StaticProposer",
     },
     group="specdec.trees",

@@ -17,9 +17,10 @@ ROOT = Path(__file__).resolve().parent.parent
 LINKS = ("drafters", "verifiers", "kernels", "conf")
 SOURCES = ("specdec", *LINKS, "tests", "experiments")
 
-# What the engine may know of drafters and verifiers: contracts, names, and how a model joins a tree.
+# What the engine may know of drafters and verifiers: contracts, names, how a model joins a tree, shared budgets.
 CONTRACTS = {
     "specdec.drafters.base",
+    "specdec.drafters.budget",
     "specdec.drafters.model_drafter",
     "specdec.drafters.registry",
     "specdec.verifiers.base",

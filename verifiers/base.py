@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
-from specdec.core import CounterRng, ProposalLaw, SamplingBatch, Stream, TokenTree
-from specdec.core.sampling import sample, warp
+from specdec.core import CounterRng, ProposalLaw, SamplingBatch, TokenTree
+from specdec.core.logits import change_logits
+from specdec.core.sampling import draw_law
 
 ALL_LAWS = frozenset(ProposalLaw)
 
@@ -36,17 +36,30 @@ class TargetProbs:
     Args:
         logits: `[N, V]`, any float dtype; row n follows node n.
         tree: the tree of N nodes.
-        sampling: parameters of the B requests.
+        sampling: parameters of the B requests, with the histories that they need.
     """
 
     def __init__(self, logits: Tensor, tree: TokenTree, sampling: SamplingBatch) -> None:
         self.logits = logits
+        """The target's own, before any change."""
         self.tree = tree
         self.sampling = sampling
 
     @cached_property
+    def changed_logits(self) -> Tensor:
+        """`[N, V]`, after bias, masks and penalties, each with prefix and path as history.
+
+        The target's own tensor where no request asks for any.
+        """
+        if not self.sampling.changes_logits:
+            return self.logits
+        paths = self.tree.path_tokens if self.sampling.uses_history else None
+        return change_logits(self.logits, self.sampling, self.tree.request_of_node, paths)
+
+    @cached_property
     def _max(self) -> tuple[Tensor, Tensor]:
-        values, indices = self.logits.max(-1)
+        # On 16-bit types several times faster than argmax.
+        values, indices = self.changed_logits.max(-1)
         return values, indices
 
     @property
@@ -57,7 +70,9 @@ class TargetProbs:
     @cached_property
     def invalid(self) -> Tensor:
         """`[N]` bool, rows that hold NaN or have no finite maximum: nothing can be drawn from them."""
-        return ~self._max[0].isfinite()
+        # Greedy rules need the argmax as well; for the others amax alone is faster still.
+        largest = self._max[0] if self.all_greedy else self.changed_logits.amax(-1)
+        return ~largest.isfinite()
 
     @property
     def all_greedy(self) -> bool:
@@ -65,7 +80,7 @@ class TargetProbs:
 
     def rows(self, nodes: Tensor) -> Tensor:
         """p after the given nodes: `[n]` int64 to `[n, V]` float32, each row summing to 1."""
-        return warp(self.logits[nodes], self.sampling, self.tree.request_of_node[nodes])
+        return draw_law(self.changed_logits[nodes], self.sampling, self.tree.request_of_node[nodes])
 
 
 class Verifier(ABC):
@@ -87,56 +102,6 @@ class Verifier(ABC):
         Args:
             tree: N nodes of B requests.
             p: the target's distributions after the nodes.
-            rng: coins, keyed by request row, position, node and stream.
+            rng: coins. ACCEPT coins are keyed by root position and node index, RESIDUAL and TARGET coins by the
+                position of the token they decide and node 0: so no coin serves two decisions.
         """
-
-
-def acceptance_of(tree: TokenTree, last: Tensor, next_token: Tensor) -> Acceptance:
-    """Acceptance of the path from the root to a node.
-
-    Args:
-        tree: N nodes of B requests.
-        last: `[B]` int64, flat index of the deepest accepted node; the root if nothing was accepted.
-        next_token: `[B]` int64.
-    """
-    request, depth = tree.request_of_node, tree.depth
-    if tree.max_depth == 0:
-        empty = torch.empty(tree.batch_size, 0, dtype=torch.int64, device=last.device)
-        return Acceptance(path=empty, num_accepted=torch.zeros_like(last), next_token=next_token)
-    nodes = torch.arange(len(depth), device=depth.device)
-    on_path = tree.ancestor_mask[last[request], tree.index_in_request]  # [N]
-    width = tree.max_depth + 1
-    path = torch.full((tree.batch_size * width,), -1, dtype=torch.int64, device=depth.device)
-    path.scatter_reduce_(0, request * width + depth, torch.where(on_path, nodes, -1), "amax")
-    path = path.view(tree.batch_size, width)[:, 1:]  # [B, D]
-    return Acceptance(path=path, num_accepted=depth[last], next_token=next_token)
-
-
-def find_child(tree: TokenTree, nodes: Tensor, tokens: Tensor) -> Tensor:
-    """The child of each request's node that carries a token.
-
-    Args:
-        tree: N nodes of B requests.
-        nodes: `[B]` int64, flat node of each request.
-        tokens: `[B]` int64.
-
-    Returns:
-        `[B]` int64, the first such child's flat index; -1 if there is none.
-    """
-    request, count = tree.request_of_node, len(tree.tokens)
-    matches = (tree.flat_parents == nodes[request]) & (tree.tokens == tokens[request])  # [N]
-    candidates = torch.where(matches, torch.arange(count, device=nodes.device), count)
-    child = torch.full_like(nodes, count).scatter_reduce_(0, request, candidates, "amin")
-    return torch.where(child == count, -1, child)
-
-
-def draw_from_target(p: TargetProbs, nodes: Tensor, rng: CounterRng) -> Tensor:
-    """Draws the token that follows each of n nodes from p.
-
-    The coin depends on the position alone, so a request that visits a position draws the same token there
-    whatever was drafted. Args and return are `[n]` int64.
-    """
-    requests = p.tree.request_of_node[nodes]
-    positions = p.tree.positions[nodes] + 1
-    coins = rng.uniform(requests, positions, torch.zeros_like(positions), Stream.TARGET)
-    return sample(p.rows(nodes), coins)

@@ -7,10 +7,9 @@ Source: Stern et al., "Blockwise parallel decoding", arXiv:1811.03115; trees: Sp
 
 from __future__ import annotations
 
-import torch
-
 from specdec.core import CounterRng, TokenTree
-from specdec.verifiers.base import ALL_LAWS, Acceptance, TargetProbs, Verifier, acceptance_of
+from specdec.verifiers.base import ALL_LAWS, Acceptance, TargetProbs, Verifier
+from specdec.verifiers.walk import acceptance_of, deepest_accepted
 
 
 class GreedyVerifier(Verifier):
@@ -26,19 +25,5 @@ class GreedyVerifier(Verifier):
 def greedy_walk(tree: TokenTree, p: TargetProbs) -> Acceptance:
     """Greedy acceptance of all requests, level by level in O(log depth) vectorised rounds."""
     argmax = p.argmax  # [N]
-    if tree.max_depth == 0:
-        return acceptance_of(tree, tree.roots, argmax[tree.roots])
-    is_root = tree.parents < 0
-    parent = torch.where(is_root, torch.arange(len(argmax), device=argmax.device), tree.flat_parents)
-    accepted = is_root | (tree.tokens == argmax[parent])
-    # Pointer doubling: a node is accepted if it and all its ancestors match.
-    for _ in range(tree.max_depth.bit_length()):
-        accepted = accepted & accepted[parent]
-        parent = parent[parent]
-    # Deepest accepted node of each request; among duplicate siblings the first.
-    count = len(argmax)
-    index = torch.arange(count, device=argmax.device)
-    key = torch.where(accepted, tree.depth * count + (count - 1 - index), -1)
-    best = torch.full_like(tree.roots, -1).scatter_reduce_(0, tree.request_of_node, key, "amax")
-    last = count - 1 - best % count
+    last = deepest_accepted(tree, tree.tokens == argmax[tree.flat_parents.clamp(min=0)])
     return acceptance_of(tree, last, argmax[last])

@@ -9,19 +9,10 @@ Source: SpecExec, arXiv:2406.02532; equal to EAGLE's rule for top-k trees, arXiv
 
 from __future__ import annotations
 
-import torch
-
 from specdec.core import CounterRng, TokenTree
-from specdec.verifiers.base import (
-    ALL_LAWS,
-    Acceptance,
-    TargetProbs,
-    Verifier,
-    acceptance_of,
-    draw_from_target,
-    find_child,
-)
+from specdec.verifiers.base import ALL_LAWS, Acceptance, TargetProbs, Verifier
 from specdec.verifiers.greedy import greedy_walk
+from specdec.verifiers.walk import descend, follow_target
 
 
 class TargetOnlyVerifier(Verifier):
@@ -33,12 +24,4 @@ class TargetOnlyVerifier(Verifier):
     def verify(self, tree: TokenTree, p: TargetProbs, rng: CounterRng) -> Acceptance:
         if p.all_greedy:
             return greedy_walk(tree, p)
-        current = tree.roots.clone()  # [B]
-        next_token = torch.zeros_like(current)
-        active = torch.arange(tree.batch_size, device=current.device)
-        while len(active):
-            next_token[active] = draw_from_target(p, current[active], rng)
-            child = find_child(tree, current, next_token)[active]
-            active, child = active[child >= 0], child[child >= 0]
-            current[active] = child
-        return acceptance_of(tree, current, next_token)
+        return descend(tree, lambda nodes: follow_target(tree, p, rng, nodes))

@@ -5,13 +5,15 @@ that occurred earlier in the committed text with a token after it. Among several
 weigh more, q proportional to 2**-rank from the latest back, so the argmax is what followed the latest one.
 A suffix never matches itself, for nothing follows it yet; where a match overlaps the end, drafting goes on
 through its own path, so a repeated token is drafted to the full budget.
+Marginals are what stood at each distance after the same occurrences, with the same weights; one that reaches
+the end of the text starts over with what it has copied, as an overlapping match does.
 Sources: prompt lookup decoding (Saxena, 2023); LLMA, arXiv:2304.04487. The choice among matches is ours.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import islice
 from typing import Self
 
@@ -19,7 +21,7 @@ import torch
 from torch import Tensor
 
 from specdec.core.checks import check_positive
-from specdec.drafters.base import DraftBatch, DrafterContext, DraftModel
+from specdec.drafters.base import DraftBatch, DrafterContext, DraftModel, DraftOutput
 from specdec.drafters.trees.builder import Frontier
 
 _MAX_OCCURRENCES = 8
@@ -27,6 +29,8 @@ _MAX_OCCURRENCES = 8
 
 class NGramModel(DraftModel):
     """Continues the longest suffix that occurred before, in prompt or output; needs no weights."""
+
+    provides = frozenset(DraftOutput)
 
     def __init__(
         self, max_n: int = 8, min_n: int = 1, vocab_size: int = 0, eos_token_ids: Sequence[int] = ()
@@ -70,6 +74,14 @@ class NGramModel(DraftModel):
         device = frontier.batch.roots.device
         return torch.tensor(tokens, device=device), torch.tensor(weights, device=device).log()
 
+    def marginals(self, batch: DraftBatch, depth: int) -> Tensor:
+        weights = torch.zeros(batch.size, depth, self.vocab_size)
+        for row, request_id in enumerate(batch.request_ids):
+            for level, found in enumerate(self._indices[request_id].marginals(depth, self.eos_token_ids)):
+                for token, weight in found.items():
+                    weights[row, level, token] = weight
+        return weights.log().to(batch.roots.device)
+
     def free(self, request_ids: Sequence[int]) -> None:
         for request_id in request_ids:
             self._indices.pop(request_id, None)
@@ -106,19 +118,34 @@ class _SuffixIndex:
 
     def continuations(self, path: Sequence[int]) -> list[tuple[int, float]]:
         """Next tokens after committed tokens plus path, with probabilities, likeliest first."""
-        suffix = self.tokens[-self.max_n :] + list(path)
-        for n in range(min(self.max_n, len(suffix)), self.min_n - 1, -1):
-            followers = self._followers.get(tuple(suffix[-n:]))
-            if followers:
-                return self._weigh(followers)
-        return []
-
-    def _weigh(self, followers: list[int]) -> list[tuple[int, float]]:
         weights: dict[int, float] = {}
-        for rank, position in enumerate(islice(reversed(followers), _MAX_OCCURRENCES)):
+        for position, weight in self._occurrences(path):
             token = self.tokens[position]
-            weights[token] = weights.get(token, 0.0) + 0.5 ** (rank + 1)
+            weights[token] = weights.get(token, 0.0) + weight
         total = sum(weights.values())
         # Insertion order is recency, and the sort is stable: the latest continuation wins a tie.
         ranked = sorted(weights.items(), key=lambda item: -item[1])
         return [(token, weight / total) for token, weight in ranked]
+
+    def marginals(self, depth: int, ends: Collection[int]) -> list[dict[int, float]]:
+        """Weights of the tokens at distances 1 to `depth` after the committed ones; nothing follows an end."""
+        levels: list[dict[int, float]] = [{} for _ in range(depth)]
+        for position, weight in self._occurrences(()):
+            period = len(self.tokens) - position
+            for distance, weights in enumerate(levels):
+                token = self.tokens[position + distance % period]
+                weights[token] = weights.get(token, 0.0) + weight
+                if token in ends:
+                    break
+        return levels
+
+    def _occurrences(self, path: Sequence[int]) -> list[tuple[int, float]]:
+        """Positions of what followed the longest known suffix of committed tokens plus path, latest first, and
+        their weights."""
+        suffix = self.tokens[-self.max_n :] + list(path)
+        for n in range(min(self.max_n, len(suffix)), self.min_n - 1, -1):
+            followers = self._followers.get(tuple(suffix[-n:]))
+            if followers:
+                latest = islice(reversed(followers), _MAX_OCCURRENCES)
+                return [(position, 0.5 ** (rank + 1)) for rank, position in enumerate(latest)]
+        return []

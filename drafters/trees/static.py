@@ -1,80 +1,109 @@
 """Static tree: a fixed shape given by sibling ranks, the same at every step.
 
-Source: Medusa, arXiv:2401.10774, section 2.1.2; the path [0, 2] is the third-best child of the best child.
+Law: that of `draw`, see `draws.py`. A drawn shape has no gaps among siblings, and a smaller budget cuts it by rank,
+never by token.
+Needs of a drafter: next-token logits after any path.
+Source: Medusa, arXiv:2401.10774, section 2.1.2; published shapes by name in `shapes.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
-from specdec.core import ProposalLaw, TokenTree
+from specdec.core import TokenTree
+from specdec.core.checks import are_integers, check
 from specdec.drafters.base import DraftBatch, DraftModel, TreeProposer
 from specdec.drafters.trees.builder import TreeBuilder
-
-# Two branches on the first levels, one below: a shape that is never far off.
-DEFAULT_PATHS = ((0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (0, 0, 1), (0, 0, 0, 0))
+from specdec.drafters.trees.draws import Draw, add_children
+from specdec.drafters.trees.shapes import SHAPES, Path
 
 
 class StaticProposer(TreeProposer):
-    """A fixed tree of top-k children, given as paths of sibling ranks."""
+    """A fixed tree of top-k or drawn children, given as paths of sibling ranks or as the name of a shape."""
 
-    law = ProposalLaw.DETERMINISTIC
+    possible_laws = tuple(draw.law for draw in Draw)
 
-    def __init__(self, paths: Sequence[Sequence[int]] = DEFAULT_PATHS) -> None:
-        self.paths = sorted({tuple(path) for path in paths}, key=lambda path: (len(path), path))
-        _check(self.paths)
+    def __init__(self, paths: Sequence[Sequence[int]] | str = "default", draw: str = "top_k") -> None:
+        self.draw = Draw.parse(draw)
+        self.law = self.draw.law
+        self.paths = _parse(paths)
+        if self.draw is not Draw.TOP_K:
+            _check_gaps(self.paths, draw)
         self.max_nodes = len(self.paths)
-        self.branching = 1 + max(path[-1] for path in self.paths)
 
     def propose(self, model: DraftModel, batch: DraftBatch, budget: Sequence[int]) -> TokenTree:
-        builder = TreeBuilder(batch, max(min(nodes, self.max_nodes) for nodes in budget))
-        node_of: list[dict[tuple[int, ...], int]] = [{(): 0} for _ in range(batch.size)]
-        # A smaller budget takes the first paths, which are closed under parents: shorter ones come first.
+        # A smaller budget takes the first paths, which are closed under parents.
         wanted = [
-            [path for path in self.paths[:nodes] if len(path) <= depth]
+            [path for path in self.paths if len(path) <= depth][:nodes]
             for nodes, depth in zip(budget, batch.max_depths, strict=True)
         ]
-        for level in range(1, len(self.paths[-1]) + 1):
-            self._grow_level(
-                model, builder, node_of, [[p for p in paths if len(p) == level] for paths in wanted]
-            )
-        return builder.build(self.law)
+        return grow_shapes(model, batch, wanted, self.draw)
 
-    def _grow_level(
-        self,
-        model: DraftModel,
-        builder: TreeBuilder,
-        node_of: list[dict[tuple[int, ...], int]],
-        wanted: list[list[tuple[int, ...]]],
-    ) -> None:
-        """Adds the wanted paths of one level whose parent exists."""
-        children = [
-            (row, path) for row, paths in enumerate(wanted) for path in paths if path[:-1] in node_of[row]
-        ]
-        sources = list(dict.fromkeys((row, node_of[row][path[:-1]]) for row, path in children))
-        if not sources:
-            return
-        tokens, log_q = model.top_k(
-            builder.frontier([row for row, _ in sources], [node for _, node in sources]), self.branching
+
+def grow_shapes(
+    model: DraftModel, batch: DraftBatch, shapes: Sequence[Sequence[Path]], draw: Draw
+) -> TokenTree:
+    """Grows one tree of a given shape for each request.
+
+    Args:
+        model: what to expand with.
+        batch: B requests.
+        shapes: B shapes, closed under parents; the subtree of a child that doesn't exist is left out.
+        draw: how children are chosen.
+    """
+    builder = TreeBuilder(batch, max(map(len, shapes)))
+    node_of: list[dict[Path, int]] = [{(): 0} for _ in shapes]
+    # Children by parent, so that each level is one pass over the shape.
+    children = [_children(shape) for shape in shapes]
+    while sources := [
+        (row, path) for row, known in enumerate(node_of) for path in known if path in children[row]
+    ]:
+        ranks = [children[row].pop(path) for row, path in sources]
+        frontier = builder.frontier(
+            [row for row, _ in sources], [node_of[row][path] for row, path in sources]
         )
-        line_of = {source: line for line, source in enumerate(sources)}
-        lines = [line_of[row, node_of[row][path[:-1]]] for row, path in children]
-        ranks = [path[-1] for _, path in children]
-        exists = (log_q[lines, ranks] > float("-inf")).tolist()
-        kept = [index for index, found in enumerate(exists) if found]
-        rows = [children[index][0] for index in kept]
-        parents = [node_of[row][children[index][1][:-1]] for row, index in zip(rows, kept, strict=True)]
-        lines, ranks = [lines[index] for index in kept], [ranks[index] for index in kept]
-        nodes = builder.add(rows, parents, tokens[lines, ranks], log_q[lines, ranks])
-        for row, index, node in zip(rows, kept, nodes, strict=True):
-            node_of[row][children[index][1]] = node
+        grown = add_children(model, frontier, ranks, draw)
+        for (row, path), own, nodes in zip(sources, ranks, grown, strict=True):
+            node_of[row].update(((*path, rank), node) for rank, node in zip(own, nodes, strict=False))
+    return builder.build(draw.law)
 
 
-def _check(paths: list[tuple[int, ...]]) -> None:
+def _children(shape: Sequence[Path]) -> dict[Path, list[int]]:
+    """The ranks below each inner path, ascending."""
+    children: dict[Path, list[int]] = {}
+    for path in shape:
+        children.setdefault(path[:-1], []).append(path[-1])
+    return {path: sorted(ranks) for path, ranks in children.items()}
+
+
+def _parse(paths: Sequence[Sequence[int]] | str) -> list[Path]:
+    if isinstance(paths, str):
+        if paths not in SHAPES:
+            raise ValueError(f"paths={paths!r}: expected a list of paths or one of {', '.join(SHAPES)}")
+        paths = SHAPES[paths]
+    listed = isinstance(paths, Collection) and all(map(are_integers, paths))
+    check("paths", paths, listed, "to list paths of sibling ranks, such as [[0], [1], [0, 0]]")
+    parsed = {tuple(path) for path in paths}
+    _check(sorted(parsed))
+    # Parents and earlier siblings have smaller sums: likely paths first, whatever their depth.
+    return sorted(parsed, key=lambda path: (sum(path) + len(path), path))
+
+
+def _check(paths: list[Path]) -> None:
     if not paths or min(len(path) for path in paths) < 1:
         raise ValueError(f"paths={paths}: expected at least one path, none of them empty")
+    known = {(), *paths}
     for path in paths:
         if min(path) < 0:
             raise ValueError(f"paths: {list(path)} holds a negative sibling rank; ranks count from 0")
-        if len(path) > 1 and path[:-1] not in paths:
+        if path[:-1] not in known:
             raise ValueError(f"paths: {list(path)} has no parent; add {list(path[:-1])}")
+
+
+def _check_gaps(paths: list[Path], draw: str) -> None:
+    for path in paths:
+        before = (*path[:-1], path[-1] - 1)
+        if path[-1] and before not in paths:
+            raise ValueError(
+                f"paths: {list(path)} skips a sibling; with draw={draw} add {list(before)}, for ranks are draws"
+            )

@@ -40,6 +40,7 @@ def study_config(config: DictConfig) -> StudyConfig:
             verifier=verifier.name,
             verifier_args=verifier.args,
             max_nodes_by_batch=tree.max_nodes_by_batch,
+            max_batch_nodes=tree.max_batch_nodes,
         )
     return StudyConfig(measurement=built.pop("eval"), speculative=speculative, **built)
 

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
 from typing import TextIO
 
-from hydra import compose, initialize_config_module
-
-from specdec.cli.convert import study_config
-from specdec.cli.overrides import prepare
+from specdec.cli.compose import compose_study
 from specdec.engine.detokenizer import IncrementalDetokenizer
 from specdec.engine.llm import LLM
 from specdec.engine.request import Request, TokenOrigin
@@ -39,7 +35,7 @@ def main(arguments: list[str]) -> int:
     prompt, *overrides = arguments
     if prompt == "-":
         prompt = sys.stdin.read()
-    config = _compose(overrides)
+    config = compose_study(overrides, defaults=["logger=none"])
     if not sys.stderr.isatty():
         from transformers.utils import logging as transformers_logging
 
@@ -50,12 +46,6 @@ def main(arguments: list[str]) -> int:
     llm = LLM(target, tokenizer=tokenizer, speculative=config.speculative, engine=config.engine)
     _stream(llm, prompt, config, sys.stdout)
     return 0
-
-
-def _compose(overrides: Sequence[str]) -> StudyConfig:
-    with initialize_config_module(version_base="1.3", config_module="specdec.conf"):
-        composed = compose(config_name="config", overrides=["logger=none", *prepare(overrides)])
-    return study_config(composed)
 
 
 def _stream(llm: LLM, prompt: str, config: StudyConfig, out: TextIO) -> None:

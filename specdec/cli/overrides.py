@@ -29,7 +29,9 @@ _NODES: dict[str, Callable[[str], Any]] = {
 }
 _PLAIN_GROUPS = ("sampling", "data", "engine", "eval", "logger", "experiment", "debug")
 _CHOICE = re.compile(rf"({'|'.join((*_NODES, *_PLAIN_GROUPS))})(\.name)?=(.*)", re.DOTALL)
-_OPEN_MAPPING = re.compile(r"((drafter|tree|verifier)\.args|tree\.max_nodes_by_batch)[.=]")
+_OPEN_MAPPING = re.compile(
+    r"((drafter|tree|verifier)\.args|tree\.max_nodes_by_batch|sampling\.logit_bias)[.=]"
+)
 _FLAGS_WITH_VALUE = (
     "--cfg",
     "-c",

@@ -23,9 +23,10 @@ class Component:
 
 @dataclass(frozen=True, kw_only=True)
 class TreeComponent(Component):
-    """A tree proposer, with the cap of `SpeculativeConfig.max_nodes_by_batch`."""
+    """A tree proposer, with the caps of `SpeculativeConfig`."""
 
     max_nodes_by_batch: Mapping[int, int] = field(default_factory=dict)
+    max_batch_nodes: int | None = None
 
 
 SECTIONS: dict[str, type] = {

@@ -19,12 +19,22 @@ _KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
 
 
 class Stream(IntEnum):
-    """Separate streams: reusing one coin for two purposes biases the output without changing acceptance."""
+    """Separate streams: reusing one coin for two purposes biases the output without changing acceptance.
+
+    DRAFT and ACCEPT coins belong to a node of a step: their key is the position of the step's root and the node's
+    index in its tree. The others belong to a position of the output, whatever the step: their node is 0.
+    """
 
     DRAFT = 0
+    """Drawing a node's token."""
     ACCEPT = 1
+    """Accepting a node."""
     RESIDUAL = 2
+    """Drawing the correction after a rejection."""
     TARGET = 3
+    """Drawing a token from the target's own distribution."""
+    RACE = 4
+    """One coin a token of the vocabulary, for coupled draws."""
 
 
 class CounterRng:
@@ -42,18 +52,39 @@ class CounterRng:
 
         Args:
             requests: `[n]` int64, row of each coin's request in the batch.
-            positions: `[n]` int64, absolute position of the token being decided.
-            nodes: `[n]` int64, tree node the coin belongs to; 0 where one coin a position is enough.
+            positions: `[n]` int64, position of the step's root, or of the token being decided: see `Stream`.
+            nodes: `[n]` int64, index of a node in its tree; 0 where the coin belongs to a position.
             stream: what the coin is for.
 
         Returns:
             `[n]` float64.
         """
+        word_0, word_1, _, _ = self._words(requests, positions, nodes, stream)
+        return ((word_0 << 21) | (word_1 >> 11)).double() * 2.0**-53
+
+    def race(self, requests: Tensor, positions: Tensor, vocab_size: int) -> Tensor:
+        """One coin in (0, 1) with 32 random bits for each token that could follow at a position.
+
+        Args:
+            requests: `[n]` int64, row of each request in the batch.
+            positions: `[n]` int64, position of the token being decided.
+            vocab_size: V.
+
+        Returns:
+            `[n, V]` float64; a token's coin does not depend on V.
+        """
+        blocks = torch.arange(-(-vocab_size // 4), device=positions.device)  # [V / 4]
+        words = self._words(requests.unsqueeze(1), positions.unsqueeze(1), blocks.unsqueeze(0), Stream.RACE)
+        coins = torch.stack(words, dim=-1).flatten(1)[:, :vocab_size]  # [n, V]
+        return (coins.double() + 0.5) * 2.0**-32
+
+    def _words(
+        self, requests: Tensor, positions: Tensor, nodes: Tensor, stream: Stream
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         streams = torch.full_like(positions, int(stream))
         counter = (positions & _MASK, nodes & _MASK, streams, (positions >> 32) & _MASK)
         seeds = self.seeds[requests]
-        word_0, word_1, _, _ = philox(counter, (seeds & _MASK, (seeds >> 32) & _MASK))
-        return ((word_0 << 21) | (word_1 >> 11)).double() * 2.0**-53
+        return philox(counter, (seeds & _MASK, (seeds >> 32) & _MASK))
 
 
 def philox(
@@ -63,16 +94,9 @@ def philox(
     c0, c1, c2, c3 = counter
     k0, k1 = key
     for _ in range(_ROUNDS):
-        high_0, low_0 = _multiply(c0, _MULTIPLIERS[0])
-        high_1, low_1 = _multiply(c2, _MULTIPLIERS[1])
-        c0, c1, c2, c3 = high_1 ^ c1 ^ k0, low_1, high_0 ^ c3 ^ k1, low_0
-        k0, k1 = (k0 + _KEY_STEPS[0]) & _MASK, (k1 + _KEY_STEPS[1]) & _MASK
+        # Products wrap around 2**64 and shifts keep the sign; the mask takes the right 32 bits of either.
+        first, second = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]
+        c0, c1 = ((second >> 32) ^ c1 ^ k0) & _MASK, second & _MASK
+        c2, c3 = ((first >> 32) ^ c3 ^ k1) & _MASK, first & _MASK
+        k0, k1 = k0 + _KEY_STEPS[0], k1 + _KEY_STEPS[1]
     return c0, c1, c2, c3
-
-
-def _multiply(a: Tensor, b: int) -> tuple[Tensor, Tensor]:
-    """High and low word of a 32 x 32-bit product, kept below 2**63 by splitting `a` in halves."""
-    upper = (a >> 16) * b
-    lower = (a & 0xFFFF) * b
-    middle = upper + (lower >> 16)
-    return middle >> 16, ((middle & 0xFFFF) << 16) | (lower & 0xFFFF)

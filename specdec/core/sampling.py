@@ -1,130 +1,48 @@
-"""Sampling parameters and warping: written once, applied to the target's p and to the drafter's q alike.
+"""Warping: from logits to the distribution tokens are drawn from, the target's p and the drafter's q alike.
 
-Order and names follow transformers' `GenerationConfig`: temperature, top-k, top-p, min-p, softmax.
+Order: masks (allowed and banned ids, `min_tokens`) and `logit_bias`, then repetition, frequency and presence
+penalty, as vLLM and transformers have it (`logits.py`); temperature; top-k, top-p, min-p, in transformers' order;
+softmax.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
-from functools import cached_property
-
 import torch
 from torch import Tensor
 
-from specdec.core.checks import is_integer, is_real
+from specdec.core.logits import change_logits
+from specdec.core.sampling_batch import SamplingBatch
 
 # A nucleus is nearly always inside the most likely tokens: sorting these first avoids sorting the vocabulary.
 _NUCLEUS_GUESS = 1024
-# Below this temperature logits divided by it could overflow; the distribution is one-hot long before.
-_GREEDY_BELOW = 1e-5
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SamplingParams:
-    """How one request is decoded. Names follow vLLM's `SamplingParams`."""
-
-    max_tokens: int | None = 128
-    """New tokens at most; None decodes until EOS or the context limit."""
-    temperature: float = 1.0
-    """0, like anything below 1e-5, is greedy decoding."""
-    top_k: int = 0
-    """Keep the k most likely tokens (ties kept); 0 keeps all."""
-    top_p: float = 1.0
-    """Keep the smallest set of most likely tokens with at least this mass."""
-    min_p: float = 0.0
-    """Keep tokens with at least this fraction of the most likely token's probability."""
-    seed: int | None = None
-    """Seed of the request's random streams; None derives one from engine seed and request number."""
-    stop_token_ids: tuple[int, ...] = ()
-    """Ids that end the request besides the model's EOS ids; the id itself is kept in the output."""
-    ignore_eos: bool = False
-    """Go on past the model's EOS ids (never past `stop_token_ids`)."""
-
-    def __post_init__(self) -> None:
-        for name in ("max_tokens", "seed"):
-            value = getattr(self, name)
-            _check(name, value, value is None or is_integer(value), "to be an integer or None")
-        for name in ("temperature", "top_p", "min_p"):
-            _check(name, getattr(self, name), is_real(getattr(self, name)), "to be a number")
-        _check("top_k", self.top_k, is_integer(self.top_k), "to be an integer")
-        stops = self.stop_token_ids
-        listed = not isinstance(stops, str) and isinstance(stops, Collection) and all(map(is_integer, stops))
-        _check("stop_token_ids", stops, listed, "to hold token ids")
-        _check("max_tokens", self.max_tokens, self.max_tokens is None or self.max_tokens >= 1, ">= 1 or None")
-        _check("temperature", self.temperature, 0 <= self.temperature < float("inf"), "finite and >= 0")
-        _check("top_k", self.top_k, self.top_k >= 0, ">= 0 (0 keeps all tokens)")
-        _check("top_p", self.top_p, 0 < self.top_p <= 1, "in (0, 1]")
-        _check("min_p", self.min_p, 0 <= self.min_p <= 1, "in [0, 1]")
-        _check("seed", self.seed, self.seed is None or 0 <= self.seed < 2**63, "in [0, 2**63) or None")
-
-    @property
-    def is_greedy(self) -> bool:
-        return self.temperature < _GREEDY_BELOW
-
-
-def _check(name: str, value: object, valid: bool, expectation: str) -> None:
-    if not valid:
-        raise ValueError(f"{name}={value!r}: expected {name} {expectation}")
-
-
-@dataclass(frozen=True, eq=False)
-class SamplingBatch:
-    """The sampling parameters of B requests, once as objects for the host and once as tensors."""
-
-    params: Sequence[SamplingParams]
-    device: torch.device
-
-    @cached_property
-    def all_greedy(self) -> bool:
-        return all(params.is_greedy for params in self.params)
-
-    @cached_property
-    def greedy(self) -> Tensor:
-        """`[B]` bool."""
-        return torch.tensor([params.is_greedy for params in self.params], device=self.device)
-
-    @cached_property
-    def temperature(self) -> Tensor:
-        """`[B]` float32; 1 for greedy requests, whose row becomes one-hot anyway."""
-        return self._tensor([1.0 if params.is_greedy else params.temperature for params in self.params])
-
-    @cached_property
-    def top_k(self) -> Tensor:
-        """`[B]` int64; 0 where the filter is off."""
-        return torch.tensor([params.top_k for params in self.params], device=self.device)
-
-    @cached_property
-    def top_p(self) -> Tensor:
-        """`[B]` float32."""
-        return self._tensor([params.top_p for params in self.params])
-
-    @cached_property
-    def min_p(self) -> Tensor:
-        """`[B]` float32."""
-        return self._tensor([params.min_p for params in self.params])
-
-    def select(self, rows: Sequence[int]) -> SamplingBatch:
-        return SamplingBatch([self.params[row] for row in rows], self.device)
-
-    def _tensor(self, values: list[float]) -> Tensor:
-        return torch.tensor(values, dtype=torch.float32, device=self.device)
-
-
-def warp(logits: Tensor, sampling: SamplingBatch, requests: Tensor) -> Tensor:
+def warp(logits: Tensor, sampling: SamplingBatch, requests: Tensor, paths: Tensor | None = None) -> Tensor:
     """Turns logits into the distribution tokens are drawn from.
 
     Args:
         logits: `[n, V]`, any float dtype.
-        sampling: parameters of the batch.
+        sampling: parameters of the batch, with histories where they are needed.
         requests: `[n]` int64, the request each row belongs to.
+        paths: `[n, D]` int64, drafted tokens from the root (excluded) to the row's node, the node included; -1
+            pads. Needed only if `sampling.uses_history`.
 
     Returns:
         `[n, V]` float32 probabilities; one-hot on the first maximum for greedy requests.
+
+    Raises:
+        ValueError: paths or a history are missing.
     """
+    return draw_law(change_logits(logits, sampling, requests, paths), sampling, requests)
+
+
+def draw_law(logits: Tensor, sampling: SamplingBatch, requests: Tensor) -> Tensor:
+    """The second half of `warp`: temperature, filters and softmax of logits that were changed before."""
     if sampling.all_greedy:
         return one_hot_argmax(logits)
-    scores = logits.float() / sampling.temperature[requests].unsqueeze(1)  # [n, V]
+    scores = logits.float()  # [n, V]
+    if any(params.temperature != 1 for params in sampling.params):
+        scores = scores / sampling.temperature[requests].unsqueeze(1)
     if any(params.top_k for params in sampling.params):
         scores = _keep_top_k(scores, sampling.top_k[requests])
     probs = scores.softmax(-1)
@@ -155,6 +73,21 @@ def sample(weights: Tensor, coins: Tensor) -> Tensor:
     cumulative = weights.cumsum(-1, dtype=torch.float64)  # [n, V]
     threshold = coins.unsqueeze(1) * cumulative[:, -1:]
     return torch.searchsorted(cumulative, threshold, right=True).squeeze(1)
+
+
+def race(weights: Tensor, coins: Tensor) -> Tensor:
+    """Draws one index a row by an exponential race, the Gumbel-max trick: argmin -log(coin) / weight.
+
+    Two distributions that race with the same coins often have the same winner.
+
+    Args:
+        weights: `[n, V]` float32, non-negative, not all zero; need not be normalised.
+        coins: `[n, V]` float64 in (0, 1).
+
+    Returns:
+        `[n]` int64.
+    """
+    return (coins.log() / weights).argmax(-1)
 
 
 def _keep_top_k(scores: Tensor, top_k: Tensor) -> Tensor:

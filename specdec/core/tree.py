@@ -157,11 +157,48 @@ class TokenTree:
         return torch.tensor(first, device=device), torch.tensor(following, device=device)
 
     @cached_property
-    def max_children(self) -> int:
-        counts: dict[int, int] = {}
-        for parent in self.flat_parents.tolist():
-            counts[parent] = counts.get(parent, 0) + (parent >= 0)
-        return max(counts.values(), default=0)
+    def num_children(self) -> Tensor:
+        """`[N]` int64."""
+        is_node = (self.flat_parents >= 0).long()
+        return torch.zeros_like(is_node).scatter_add_(0, self.flat_parents.clamp(min=0), is_node)
+
+    @cached_property
+    def path_nodes(self) -> Tensor:
+        """`[N, D]` int64, D = `max_depth`: the flat nodes from depth 1 down to each node itself; -1 pads."""
+        count, width = len(self.tokens), self.max_depth
+        paths = torch.full((count, width), -1, dtype=torch.int64, device=self.tokens.device)
+        drafted, nodes = self.depth > 0, torch.arange(count, device=self.tokens.device)
+        pointer = self.flat_parents
+        paths[nodes[drafted], self.depth[drafted] - 1] = nodes[drafted]
+        # Level by level a node inherits its parent's path, which is complete by then.
+        for level in range(2, width + 1):
+            below = nodes[self.depth == level]
+            paths[below, : level - 1] = paths[pointer[below], : level - 1]
+        return paths
+
+    @cached_property
+    def path_tokens(self) -> Tensor:
+        """`[N, D]` int64, the tokens of `path_nodes`: what was drafted down to each node, itself included; -1
+        pads."""
+        nodes = self.path_nodes
+        return torch.where(nodes < 0, -1, self.tokens[nodes.clamp(min=0)])
+
+    @cached_property
+    def has_drawn_children(self) -> Tensor:
+        """`[N]` bool, whether a node has children that were drawn from a row of `q`."""
+        if self.q_row is None:
+            return torch.zeros_like(self.tokens, dtype=torch.bool)
+        return (self.q_row >= 0) & (self.first_child >= 0)
+
+    def q_of(self, nodes: Tensor) -> Tensor:
+        """A copy of the distributions that the children of n nodes were drawn from, `[n, V]` float32.
+
+        Args:
+            nodes: `[n]` int64, nodes with drawn children.
+        """
+        assert self.q is not None, "only drawn children have a q"
+        assert self.q_row is not None, "q comes with q_row"
+        return self.q[self.q_row[nodes]]
 
     def paths(self, request: int) -> list[list[int]]:
         """Root-to-leaf paths of one request as node indices, the root included."""

@@ -40,12 +40,16 @@ class EngineConfig:
         return self.num_blocks or -(-self.num_kv_tokens // self.block_size)
 
 
+NO_DRAFTER = "none"
+"""In place of a drafter's name: plain decoding with a given verifier."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SpeculativeConfig:
     """Drafter, tree and verifier by registry name, each with the arguments of its class."""
 
     drafter: str
-    """See `specdec ls`."""
+    """See `specdec ls`; "none" decodes plainly, with the verifier's own way of drawing."""
     drafter_args: Mapping[str, Any] = field(default_factory=dict)
     tree: str = "chain"
     tree_args: Mapping[str, Any] = field(default_factory=dict)
@@ -54,6 +58,9 @@ class SpeculativeConfig:
     max_nodes_by_batch: Mapping[int, int] = field(default_factory=dict)
     """Caps the drafted nodes of each request by the number of running requests: `{4: 3, 8: 1}` allows 3 nodes
     from 4 requests on and 1 from 8 on; 0 switches speculation off. Empty leaves the tree's own size."""
+    max_batch_nodes: int | None = None
+    """Drafted nodes of a step, shared among all requests by path score, one or more for each that drafts; only
+    for trees of the DETERMINISTIC law. None gives every request its whole tree."""
 
     def __post_init__(self) -> None:
         for batch_size, nodes in self.max_nodes_by_batch.items():
@@ -61,6 +68,8 @@ class SpeculativeConfig:
                 raise ValueError(
                     f"max_nodes_by_batch[{batch_size}]={nodes}: expected a batch size >= 1 and nodes >= 0"
                 )
+        if self.max_batch_nodes is not None:
+            check_positive("max_batch_nodes", self.max_batch_nodes)
 
     def node_cap(self, num_running: int, max_nodes: int) -> int:
         """Drafted nodes a request may have when `num_running` requests decode together."""

@@ -12,6 +12,7 @@ from torch import Tensor
 from specdec.core import SamplingParams
 from specdec.core.checks import is_integer
 from specdec.drafters.base import DrafterContext
+from specdec.engine.admission import check_sampling
 from specdec.engine.block_manager import BlockManager
 from specdec.engine.config import EngineConfig, SpeculativeConfig
 from specdec.engine.model_runner import ModelRunner
@@ -60,13 +61,14 @@ class Engine:
                 seed=self.config.seed,
             )
             self.speculation = build_speculation(speculative, context)
-        self.max_nodes = self.speculation.drafter.max_nodes if self.speculation else 0
+        self.drafter = self.speculation.drafter if self.speculation else None
+        self.max_nodes = self.drafter.max_nodes if self.drafter else 0
         self.max_model_len = self._resolve_max_len()
         self.scheduler = Scheduler(self.blocks, self.config.max_num_seqs, self.config.max_num_batched_tokens)
         self.step_runner = SpeculativeStep(
             self.target,
             self.speculation.verifier if self.speculation else VERIFIERS.create("target_only"),
-            self.speculation.drafter if self.speculation else None,
+            self.drafter,
         )
         # Pages a table can address: the longest request and its largest tree.
         self._table_width = self.blocks.blocks_for(self.max_model_len + self.max_nodes)
@@ -83,7 +85,7 @@ class Engine:
     @property
     def kv_bytes(self) -> int:
         """Bytes of the K/V pools, target and drafter."""
-        return self.target.kv_bytes + (self.speculation.drafter.memory_bytes() if self.speculation else 0)
+        return self.target.kv_bytes + (self.drafter.memory_bytes() if self.drafter else 0)
 
     def request(self, request_id: int) -> Request:
         """A request that has not been taken out by `pop_finished`."""
@@ -100,27 +102,30 @@ class Engine:
             The request's number.
 
         Raises:
-            ValueError: an empty prompt, an id outside the vocabulary, a prompt that fills the context, or a
-                temperature the verifier cannot serve.
+            ValueError: an empty prompt, an id outside the vocabulary, a prompt that fills the context, no token
+                that could be drawn, or a temperature the verifier cannot serve.
         """
         params = params or SamplingParams()
         prompt = self._check_prompt(prompt_token_ids, params)
         number = next(self._numbers)
         limit = self.max_model_len if params.max_tokens is None else len(prompt) + params.max_tokens
-        stop_ids = set(params.stop_token_ids)
-        if not params.ignore_eos:
-            stop_ids.update(self.model.eos_token_ids)
+        stop_ids = self.end_ids(params)
+        check_sampling(params, self.model.vocab_size, stop_ids)
         request = Request(
             request_id=number,
             prompt_token_ids=prompt,
             params=params,
             seed=self._derive_seed(number) if params.seed is None else params.seed,
             max_len=min(limit, self.max_model_len),
-            stop_ids=frozenset(stop_ids),
+            stop_ids=stop_ids,
         )
         self._requests[number] = request
         self.scheduler.add(request)
         return number
+
+    def end_ids(self, params: SamplingParams) -> frozenset[int]:
+        """Ids that end a request with these parameters."""
+        return frozenset(params.stop_token_ids).union(() if params.ignore_eos else self.model.eos_token_ids)
 
     def abort(self, request_id: int) -> None:
         """Ends a request at once, or with the step it is in; unknown or finished requests are ignored."""
@@ -143,8 +148,8 @@ class Engine:
         """
         start = time.perf_counter()
         requests, preempted = self.scheduler.schedule(self._node_cap())
-        if preempted and self.speculation:
-            self.speculation.drafter.free([request.request_id for request in preempted])
+        if preempted and self.drafter:
+            self.drafter.free([request.request_id for request in preempted])
         if not requests:
             return []
         block_tables = self._block_tables(requests)
@@ -202,7 +207,7 @@ class Engine:
         from_prefill = request.num_output_tokens == 0
         num_accepted = len(result.paths[row])
         request.num_cached = request.root_position + 1 + num_accepted
-        kept = request.commit(result.tokens[row])
+        kept = request.commit(result.tokens[row], result.logprobs[row])
         if from_prefill:
             request.stats.num_prefill_tokens += len(kept)
             request.first_token_time = time.perf_counter()
@@ -225,8 +230,8 @@ class Engine:
     def _finish(self, request: Request) -> None:
         request.finish_time = time.perf_counter()
         self.scheduler.finish(request)
-        if self.speculation:
-            self.speculation.drafter.free([request.request_id])
+        if self.drafter:
+            self.drafter.free([request.request_id])
 
     def _block_tables(self, requests: Sequence[Request]) -> Tensor:
         width = max(len(request.blocks) for request in requests)
@@ -280,10 +285,12 @@ class Engine:
 
 
 def _output(request: Request, tokens: list[int], origins: list[TokenOrigin]) -> StepOutput:
+    logprobs = request.logprobs
     return StepOutput(
         request_id=request.request_id,
         token_ids=tokens,
         origins=origins,
         finish_reason=request.finish_reason,
         error=request.error,
+        logprobs=None if logprobs is None else logprobs[len(logprobs) - len(tokens) :],
     )

@@ -155,6 +155,7 @@ class LLM:
             stats=request.stats,
             ttft=None if first is None else first - request.arrival_time,
             latency=request.finish_time - request.arrival_time,
+            logprobs=request.logprobs,
         )
 
 

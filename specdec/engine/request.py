@@ -7,7 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
-from specdec.core import SamplingParams
+import torch
+
+from specdec.core import SamplingParams, TokenHistory
+from specdec.engine.logprobs import TokenLogprobs
 from specdec.engine.metrics import SpeculationStats
 
 
@@ -49,6 +52,10 @@ class Request:
     """Row in the engine's block-table tensor while running."""
     budget: int = 0
     """Drafted nodes allowed in the current step; set by the scheduler."""
+    history: TokenHistory | None = None
+    """Counts of the committed tokens; only while the request runs, and only if its parameters need it."""
+    logprobs: list[TokenLogprobs] | None = field(init=False)
+    """One entry an output token; None if the parameters ask for none."""
     finish_reason: FinishReason | None = None
     error: str | None = None
     stats: SpeculationStats = field(default_factory=SpeculationStats)
@@ -59,6 +66,7 @@ class Request:
 
     def __post_init__(self) -> None:
         self.token_ids = list(self.prompt_token_ids)
+        self.logprobs = None if self.params.logprobs is None else []
 
     @property
     def output_token_ids(self) -> list[int]:
@@ -86,8 +94,24 @@ class Request:
     def is_finished(self) -> bool:
         return self.finish_reason is not None
 
-    def commit(self, tokens: Sequence[int]) -> list[int]:
+    def recall(self, vocab_size: int, device: torch.device) -> TokenHistory | None:
+        """The history, made from the tokens when it is first asked for; None if the parameters need none."""
+        if self.history is None and self.params.uses_history:
+            self.history = TokenHistory(
+                self.prompt_token_ids,
+                self.output_token_ids,
+                vocab_size=vocab_size,
+                device=device,
+                end_ids=self.stop_ids,
+            )
+        return self.history
+
+    def commit(self, tokens: Sequence[int], logprobs: Sequence[TokenLogprobs] = ()) -> list[int]:
         """Appends new tokens up to the first stop id or the length limit, and sets the finish reason.
+
+        Args:
+            tokens: what a step brought.
+            logprobs: one entry a token; empty if the request asks for none.
 
         Returns:
             The tokens kept.
@@ -99,14 +123,19 @@ class Request:
                 self.finish_reason = FinishReason.STOP
                 break
         self.token_ids += kept
+        if self.history is not None:
+            self.history.extend(kept)
+        if self.logprobs is not None:
+            self.logprobs += logprobs[: len(kept)]
         if self.finish_reason is None and self.num_remaining == 0:
             self.finish_reason = FinishReason.LENGTH
         return kept
 
     def reset_cache(self) -> None:
-        """Forgets the cache, so that the committed tokens are computed again."""
+        """Forgets the cache and the history, so that they are made again from the committed tokens."""
         self.num_cached = 0
         self.blocks = []
+        self.history = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -118,6 +147,8 @@ class StepOutput:
     origins: list[TokenOrigin]
     finish_reason: FinishReason | None = None
     error: str | None = None
+    logprobs: list[TokenLogprobs] | None = None
+    """One entry a token; None if the request asks for none."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -135,3 +166,10 @@ class RequestOutput:
     """Seconds from arrival to the first token; None if there is none."""
     latency: float
     """Seconds from arrival to the end."""
+    logprobs: list[TokenLogprobs] | None = None
+    """One entry an output token; None if the request asked for none."""
+
+    @property
+    def cumulative_logprob(self) -> float | None:
+        """Sum of the tokens' log probabilities; None if the request asked for none."""
+        return None if self.logprobs is None else sum(entry.logprob for entry in self.logprobs)

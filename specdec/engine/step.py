@@ -6,7 +6,7 @@ Plain decoding and prefill are the same step: their trees have only a root.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,11 +14,14 @@ from torch import Tensor
 
 from specdec.core import CounterRng, SamplingBatch, TokenTree
 from specdec.drafters.base import Commit, DraftBatch, Drafter
+from specdec.engine.logprobs import TokenLogprobs, token_logprobs
 from specdec.engine.metrics import StepTimes
 from specdec.engine.model_runner import ModelRunner
 from specdec.engine.packing import physical_slots
 from specdec.engine.request import Request
 from specdec.verifiers.base import Acceptance, TargetProbs, Verifier
+
+_INVALID = "nothing can be drawn: the target's logits hold NaN or no finite value, impossible ids apart"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -33,6 +36,8 @@ class StepResult:
     """Accepted nodes of each request as indices inside its tree, the root excluded."""
     tokens: list[list[int]]
     """Tokens each request gains: the accepted ones, then the correction or bonus; before any cut."""
+    logprobs: list[list[TokenLogprobs]]
+    """One entry a gained token, for the requests that ask for them; empty lists for the others."""
     errors: list[str | None]
     """Why a request cannot go on."""
     times: StepTimes
@@ -51,6 +56,8 @@ class SpeculativeStep:
         self.target = target
         self.verifier = verifier
         self.drafter = drafter
+        # Replaced by checks that record coins or spoil them.
+        self.make_rng: Callable[[Tensor], CounterRng] = CounterRng
 
     @torch.inference_mode()
     def run(self, requests: Sequence[Request], block_tables: Tensor) -> StepResult:
@@ -62,8 +69,8 @@ class SpeculativeStep:
         """
         times = StepTimes()
         start = time.perf_counter()
-        sampling = SamplingBatch([request.params for request in requests], self.target.device)
-        rng = CounterRng(torch.tensor([request.seed for request in requests], device=self.target.device))
+        sampling = self._sampling(requests)
+        rng = self.make_rng(torch.tensor([request.seed for request in requests], device=self.target.device))
         roots = torch.tensor([request.token_ids[-1] for request in requests], device=self.target.device)
         positions = [request.root_position for request in requests]
         root_positions = torch.tensor(positions, device=self.target.device)
@@ -124,6 +131,13 @@ class SpeculativeStep:
                 )
             )
 
+    def _sampling(self, requests: Sequence[Request]) -> SamplingBatch:
+        device, vocab_size = self.target.device, self.target.model.vocab_size
+        histories = None
+        if any(request.params.uses_history for request in requests):
+            histories = [request.recall(vocab_size, device) for request in requests]
+        return SamplingBatch([request.params for request in requests], device, histories)
+
     def _propose(
         self,
         requests: Sequence[Request],
@@ -182,7 +196,7 @@ class SpeculativeStep:
             paths.append([node - start for node in nodes])
             tokens.append([*values[2 + depth : 2 + depth + accepted], values[1]])
             failed = invalid and not invalid.isdisjoint([start, *nodes])
-            errors.append("the target's logits hold NaN or no finite value" if failed else None)
+            errors.append(_INVALID if failed else None)
         return StepResult(
             requests=requests,
             tree=tree,
@@ -190,9 +204,31 @@ class SpeculativeStep:
             acceptance=acceptance,
             paths=paths,
             tokens=tokens,
+            logprobs=_logprobs(requests, tree, p, paths, tokens),
             errors=errors,
             times=times,
         )
+
+
+def _logprobs(
+    requests: Sequence[Request],
+    tree: TokenTree,
+    p: TargetProbs,
+    paths: Sequence[Sequence[int]],
+    tokens: Sequence[Sequence[int]],
+) -> list[list[TokenLogprobs]]:
+    """Log probabilities of the gained tokens: the root's row has the first one's, an accepted node's the next."""
+    asking = [row for row, request in enumerate(requests) if request.params.logprobs is not None]
+    results: list[list[TokenLogprobs]] = [[] for _ in requests]
+    if not asking:
+        return results
+    nodes = [tree.host_offsets[row] + node for row in asking for node in (0, *paths[row])]
+    gained = [token for row in asking for token in tokens[row]]
+    counts = [requests[row].params.logprobs or 0 for row in asking for _ in tokens[row]]
+    entries = iter(token_logprobs(p.logits[nodes], gained, counts))
+    for row in asking:
+        results[row] = [next(entries) for _ in tokens[row]]
+    return results
 
 
 def _lap(start: float) -> float:

@@ -16,7 +16,8 @@ from enum import Enum
 import torch
 from torch import Tensor
 
-from specdec.core import SamplingParams
+from specdec.core import SamplingBatch, SamplingParams, TokenHistory
+from specdec.core.logits import change_logits
 from specdec.engine.engine import Engine
 from specdec.engine.request import FinishReason
 from specdec.engine.step import StepResult
@@ -48,13 +49,19 @@ class Comparison:
     tolerance: float | None = None
 
 
-def compare(plain: RequestRecord, other: RequestRecord, engine: Engine | None) -> Comparison:
+def compare(
+    plain: RequestRecord,
+    other: RequestRecord,
+    engine: Engine | None,
+    params: SamplingParams | None = None,
+) -> Comparison:
     """Compares the outputs of one prompt.
 
     Args:
         plain: plain decoding's.
         other: the speculative one.
         engine: decodes plainly and greedily, to judge differences; None reports them as `different`.
+        params: what both were decoded with; None if nothing changed the logits before the argmax.
     """
     if FinishReason.ERROR in (plain.finish_reason, other.finish_reason):
         return Comparison(verdict=Verdict.FAILED)
@@ -68,6 +75,8 @@ def compare(plain: RequestRecord, other: RequestRecord, engine: Engine | None) -
         return Comparison(verdict=Verdict.BUG, position=position)
     prefix = plain.prompt.token_ids + plain.token_ids[:position]
     logits = next_logits(engine, prefix)
+    if params is not None:
+        logits = _changed(logits, params, plain.prompt.token_ids, plain.token_ids[:position], engine)
     return judge(logits, plain.token_ids[position], other.token_ids[position], position)
 
 
@@ -104,6 +113,19 @@ def next_logits(engine: Engine, token_ids: Sequence[int]) -> Tensor:
     finally:
         engine.observers = observers
     return seen[-1]
+
+
+def _changed(
+    logits: Tensor, params: SamplingParams, prompt: Sequence[int], output: Sequence[int], engine: Engine
+) -> Tensor:
+    """Logits `[V]` after the request's bias, masks and penalties, in their own dtype."""
+    history = TokenHistory(
+        prompt, output, vocab_size=len(logits), device=logits.device, end_ids=engine.end_ids(params)
+    )
+    sampling = SamplingBatch([params], logits.device, [history])
+    no_path = torch.empty(1, 0, dtype=torch.int64, device=logits.device)
+    row = torch.zeros(1, dtype=torch.int64, device=logits.device)
+    return change_logits(logits.unsqueeze(0), sampling, row, no_path)[0].to(logits.dtype)
 
 
 def _first_difference(first: Sequence[int], second: Sequence[int]) -> int:

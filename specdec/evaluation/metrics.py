@@ -100,7 +100,7 @@ def time_shares(times: Sequence[StepTimes]) -> dict[str, float] | None:
 def memory_metrics(engine: Engine) -> dict[str, int]:
     """Bytes of the K/V pools, and of the pages that were in use at the peak."""
     target = engine.target.kv_bytes
-    drafter = engine.speculation.drafter.memory_bytes() if engine.speculation else 0
+    drafter = engine.drafter.memory_bytes() if engine.drafter else 0
     peak, pages = engine.blocks.peak_used, engine.blocks.num_blocks
     return {
         "peak_bytes": (target + drafter) * peak // pages,

@@ -23,6 +23,19 @@ _PACKAGES = ("specdec-lab", "torch", "triton", "transformers", "tokenizers", "hy
 def provenance(config: StudyConfig, model: TargetModel) -> dict[str, Any]:
     """Everything that is needed to say which code and machine made a result."""
     return {
+        **environment(model),
+        "seeds": {
+            "sampling": config.sampling.seed,
+            "engine": config.engine.seed,
+            "data": config.data.seed,
+            "bootstrap": config.measurement.seed,
+        },
+    }
+
+
+def environment(model: TargetModel) -> dict[str, Any]:
+    """Which code runs, on which machine, with which model."""
+    return {
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": sys.argv,
         "git": _git_state(Path(__file__).resolve().parent),
@@ -38,12 +51,6 @@ def provenance(config: StudyConfig, model: TargetModel) -> dict[str, Any]:
         "dtype": str(model.dtype).removeprefix("torch."),
         "model": repr(model),
         "kernels": describe_backend(),
-        "seeds": {
-            "sampling": config.sampling.seed,
-            "engine": config.engine.seed,
-            "data": config.data.seed,
-            "bootstrap": config.measurement.seed,
-        },
     }
 
 

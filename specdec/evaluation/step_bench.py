@@ -49,11 +49,11 @@ def bench_step(
     measured: dict[str, Callable[[], float]] = {}
     for rows in (1, 8, 16):
         measured[f"linears, {rows} row{'s' if rows > 1 else ''}"] = _linears(model, rows)
-    lanes = {"plain step, batch 1": _Lane(model, 1, context, repeats)}
+    lanes = {"plain step, batch 1": Lane(model, 1, context, repeats)}
     for name, drafted in _VERIFIED.items():
-        lanes[f"{name}, batch 1"] = _Lane(model, 1, context, repeats, drafted)
-    lanes["plain step, batch 8"] = _Lane(model, 8, context, repeats)
-    lanes["verify 4 nodes, batch 8"] = _Lane(model, 8, context, repeats, 3)
+        lanes[f"{name}, batch 1"] = Lane(model, 1, context, repeats, drafted)
+    lanes["plain step, batch 8"] = Lane(model, 8, context, repeats)
+    lanes["verify 4 nodes, batch 8"] = Lane(model, 8, context, repeats, 3)
     measured |= {name: lane.step for name, lane in lanes.items()}
     if compare == "transformers":
         measured["transformers step, batch 1"] = _transformers_step(target, model.dtype, context)
@@ -101,7 +101,7 @@ def step_table(result: Result) -> TextTable:
     )
 
 
-class _Lane:
+class Lane:
     """An engine that decodes random prompts, one step a measurement."""
 
     def __init__(

@@ -160,7 +160,7 @@ class _Study:
     def _compare(self, plain: Variant, speculative: Variant) -> list[Comparison]:
         judge = plain.engine if self.config.sampling.is_greedy else None
         pairs = zip(_requests(plain), _requests(speculative), strict=True)
-        return [compare(first, second, judge) for first, second in pairs]
+        return [compare(first, second, judge, self.config.sampling) for first, second in pairs]
 
     def _equality_expected(self, speculative: Variant) -> bool:
         assert speculative.engine.speculation is not None

@@ -8,7 +8,7 @@
     entropy   nats, of the target's distribution after the parent; null for a root
     accepted  roots count as accepted
 
-p is the plain softmax under greedy decoding and the warped distribution under sampling.
+p is the softmax without temperature and filters under greedy decoding, and the warped distribution under sampling.
 `steps.parquet` has one row a step of either variant, with the seconds of its phases.
 """
 
@@ -121,7 +121,7 @@ def _target_columns(result: StepResult) -> tuple[list[float | None], list[float 
         return [None] * len(tree.tokens), [None] * len(tree.tokens)
     parents, row_of = tree.flat_parents[drafted].unique(return_inverse=True)
     if result.p.all_greedy:
-        distributions = result.p.logits[parents].float().softmax(-1)  # [m, V]
+        distributions = result.p.changed_logits[parents].float().softmax(-1)  # [m, V]
     else:
         distributions = result.p.rows(parents)
     entropy = torch.special.entr(distributions).sum(-1)[row_of]

@@ -106,7 +106,7 @@ class Variant:
 
     def warm_up(self, prompts: Sequence[TokenizedPrompt], params: SamplingParams, num_tokens: int) -> None:
         """Decodes a few tokens and forgets them."""
-        short = replace(params, max_tokens=num_tokens, ignore_eos=True)
+        short = replace(params, max_tokens=num_tokens, min_tokens=0, ignore_eos=True)
         self.run(prompts, [short] * len(prompts))
         self.batches.clear()
         self._num_steps = 0

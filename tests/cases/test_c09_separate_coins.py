@@ -26,7 +26,7 @@ class NodesIgnored(Coins):
     """Acceptance and correction share a coin; the draft has its own."""
 
     def key(self, position, node, stream):
-        return (position, stream == 0)
+        return (stream == 0,)
 
 
 def first_token(coins: type[Coins]) -> list[float]:

@@ -51,7 +51,7 @@ def test_a_duplicate_is_never_accepted(verifier):
     assert {outcome.path for outcome in exact_law(game)} == {(), (1,)}
 
 
-@pytest.mark.parametrize("verifier", VERIFIERS.names())
+@pytest.mark.parametrize("verifier", [name for name in VERIFIERS.names() if not VERIFIERS.get(name).lossy])
 @pytest.mark.parametrize("tree", TREES)
 def test_greedy_takes_the_argmax_path(tree, verifier):
     game = Game(

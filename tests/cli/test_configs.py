@@ -1,6 +1,7 @@
 """Every configuration file composes and becomes dataclasses; every wrong key and value is refused."""
 
 from pathlib import Path
+from typing import get_type_hints
 
 import pytest
 from hydra import compose, initialize_config_module
@@ -9,6 +10,7 @@ from omegaconf import OmegaConf
 from specdec.cli.convert import study_config
 from specdec.cli.overrides import prepare
 from specdec.cli.sections import SECTIONS, unknown_key
+from specdec.core import SamplingParams
 from specdec.drafters.registry import DRAFTERS, TREES
 from specdec.evaluation.config import TargetConfig
 from specdec.verifiers.registry import VERIFIERS
@@ -73,6 +75,30 @@ def test_files_say_what_they_are():
         assert any(line.startswith("# ") and "@package" not in line for line in path.read_text().splitlines())
 
 
+def test_sampling_options():
+    study = composed(
+        "sampling.presence_penalty=0.5",
+        "sampling.logit_bias={42:5,7:-1.5}",
+        "sampling.allowed_token_ids=[1,2]",
+        "sampling.min_tokens=4",
+        "sampling.logprobs=3",
+    )
+    assert study.sampling == SamplingParams(
+        temperature=0.0,
+        seed=0,
+        presence_penalty=0.5,
+        logit_bias={42: 5, 7: -1.5},
+        allowed_token_ids=(1, 2),
+        min_tokens=4,
+        logprobs=3,
+    )
+
+
+@pytest.mark.parametrize("choice", ["greedy", "temperature"])
+def test_sampling_files_list_every_option(choice):
+    assert set(OmegaConf.load(CONF / "sampling" / f"{choice}.yaml")) == set(get_type_hints(SamplingParams))
+
+
 def test_debug_has_the_last_word():
     study = composed("experiment=batch8", "debug=fast")
     assert study.data.limit == 3
@@ -107,6 +133,20 @@ def test_a_cap_by_batch_size():
     assert composed("tree.max_nodes_by_batch={4:3,8:1}").speculative.max_nodes_by_batch == {4: 3, 8: 1}
 
 
+@pytest.mark.parametrize("tree", ["chain", "eagle2", "specdec.drafters.trees.chain:ChainProposer"])
+def test_a_budget_of_the_batch(tree):
+    assert composed(f"tree={tree}").speculative.max_batch_nodes is None
+    assert composed(f"tree={tree}", "tree.max_batch_nodes=16").speculative.max_batch_nodes == 16
+
+
+def test_arguments_of_trees_go_through():
+    times = composed("tree=sequoia", "tree.args.verify_times={0:20,8:25}").speculative.tree_args[
+        "verify_times"
+    ]
+    assert times == {0: 20, 8: 25}
+    assert composed("tree=static", "tree.args.paths=medusa").speculative.tree_args["paths"] == "medusa"
+
+
 def test_flags_may_stand_between_overrides():
     assert prepare(["a=1", "-m", "--config-dir", "mine", "b=2"]) == [
         "a=1",
@@ -139,6 +179,7 @@ def test_files_of_the_user(tmp_path):
         ("sampling.max_tokens=many", r"sampling.max_tokens='many': expected int or null"),
         ("sampling.temperature=-1", r"temperature=-1"),
         ("sampling.top_p=0", r"top_p"),
+        ("sampling.logit_bias={a:1}", r"sampling.logit_bias=\{'a': 1\}: expected a mapping"),
         ("sampling.stop_token_ids=[a]", r"stop_token_ids=\['a'\]: expected a list of int"),
         ("data.limit=0", r"data.limit=0"),
         ("data.chat=perhaps", r"data.chat='perhaps'"),
@@ -147,6 +188,8 @@ def test_files_of_the_user(tmp_path):
         ("drafter=small_lm", r"drafter.args.model has no value; set drafter.args.model=..."),
         ("logger.mode=sometimes", r"mode='sometimes'"),
         ("tree.max_nodes_by_batch={0:1}", r"max_nodes_by_batch\[0\]"),
+        ("tree.max_batch_nodes=0", r"max_batch_nodes=0: expected max_batch_nodes >= 1"),
+        ("tree.max_batch_nodes=many", r"max_batch_nodes='many': expected int or null"),
     ],
 )
 def test_refused(override, message):

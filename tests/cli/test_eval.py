@@ -42,6 +42,19 @@ def test_a_study_prints_its_table_and_where_it_is(study, workspace, capsys):
     assert (run / "eval.log").is_file()
 
 
+def test_sampling_options(study, workspace, capsys):
+    options = (
+        "presence_penalty=0.5",
+        "min_tokens=4",
+        "logit_bias={7:1.5}",
+        "banned_token_ids=[8]",
+        "logprobs=1",
+    )
+    assert study(*[f"sampling.{option}" for option in options], "eval.warmup_tokens=2") == 0
+    assert "2 of 2, ties 0, bugs 0" in capsys.readouterr().out
+    assert finished_runs(workspace)
+
+
 def test_a_class_without_a_file(study, capsys):
     assert study("drafter=specdec_tests.rules:Renamed", "drafter.args.max_n=2", "tree=best_first") == 0
     assert "specdec_tests.rules:Renamed × best_first" in capsys.readouterr().out
@@ -116,7 +129,7 @@ def test_wrong_input_is_one_line_and_code_2(study, workspace, capsys, arguments,
 def test_an_illegal_pair_names_the_legal_ones(study, capsys):
     class_path = "specdec_tests.rules:DrawsOnly"
     assert study(f"verifier={class_path}") == 2
-    assert "use verifier: greedy, target_only, token" in capsys.readouterr().err
+    assert "use verifier: greedy, gumbel, target_only, token" in capsys.readouterr().err
 
 
 def test_the_traceback_is_there_for_those_who_ask(study, monkeypatch):

@@ -179,11 +179,41 @@ def test_draws_follow_the_weights():
         ("min_p", 1.5),
         ("seed", -1),
         ("seed", 2**63),
+        ("min_tokens", -1),
+        ("min_tokens", 129),
+        ("repetition_penalty", 0.0),
+        ("repetition_penalty", -1.0),
+        ("repetition_penalty", float("inf")),
+        ("repetition_penalty", float("nan")),
+        ("presence_penalty", 2.1),
+        ("presence_penalty", float("nan")),
+        ("frequency_penalty", -2.1),
+        ("logprobs", -1),
+        ("allowed_token_ids", 5),
+        ("banned_token_ids", "12"),
     ],
 )
 def test_refused_values_are_named(name, value):
     with pytest.raises(ValueError, match=f"^{name}={value!r}: expected {name} "):
         SamplingParams(**{name: value})
+
+
+@pytest.mark.parametrize("bias", [101.0, -1e9, float("inf"), float("nan")])
+def test_refused_bias_names_the_token(bias):
+    with pytest.raises(ValueError, match=r"logit_bias\[7\]=.*in \[-100, 100\]; ban ids instead"):
+        SamplingParams(logit_bias={3: 1.0, 7: bias})
+
+
+@pytest.mark.parametrize(("allowed", "banned"), [((), ()), ((1, 2), (2, 1, 5))], ids=str)
+def test_something_must_be_allowed(allowed, banned):
+    with pytest.raises(ValueError, match="allowed_token_ids=.*: expected at least one id to be left"):
+        SamplingParams(allowed_token_ids=allowed, banned_token_ids=banned)
+
+
+def test_parameters_can_be_keys():
+    params = SamplingParams(logit_bias={1: 2.0}, presence_penalty=1.0)
+    assert {params: 1}[SamplingParams(logit_bias={1: 2.0}, presence_penalty=1.0)] == 1
+    assert params != SamplingParams(logit_bias={1: 3.0}, presence_penalty=1.0)
 
 
 def test_accepted_values():

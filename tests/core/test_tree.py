@@ -95,11 +95,32 @@ def test_derived_fields_equal_naive_ones(topology):
             while chain[-1] >= 0:
                 chain.append(int(tree.next_sibling[chain[-1]]))
             assert chain == [*children, -1]
+            above = [first + up for up in ancestors(parents, node)[-2::-1]]
+            assert tree.path_nodes[first + node].tolist() == above + [-1] * (tree.max_depth - len(above))
         leaves = [node for node in range(count) if node not in parents]
         assert tree.paths(row) == [ancestors(parents, leaf)[::-1] for leaf in leaves]
         first += count
     assert tree.max_depth == int(depths.max())
-    assert tree.max_children == max(own.count(node) for own in topology for node in [*own, 0])
+    assert tree.num_children.tolist() == [own.count(node) for own in topology for node in range(len(own) + 1)]
+
+
+@settings(max_examples=30, deadline=None)
+@given(topologies(max_nodes=60), st.randoms(use_true_random=False))
+def test_renumbered_nodes_keep_their_ancestors(topology, chooser):
+    """Any order with parents before children is a legal order: siblings permuted, not breadth-first."""
+    own = topology[0]
+    order = [0]
+    while len(order) <= len(own):
+        ready = [n for n in range(1, len(own) + 1) if n not in order and own[n - 1] in order]
+        order.append(chooser.choice(ready))
+    new_index = {node: index for index, node in enumerate(order)}
+    renumbered = [new_index[own[node - 1]] for node in order[1:]]
+    first, second = make_tree([own]), make_tree([renumbered])
+    second.validate()
+    assert torch.equal(first.depth[order], second.depth)
+    assert torch.equal(first.positions[order], second.positions)
+    assert torch.equal(first.num_children[order], second.num_children)
+    assert torch.equal(first.ancestor_mask[order][:, order], second.ancestor_mask)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -163,7 +184,7 @@ def test_chain_has_ragged_lengths():
 def test_root_only_is_a_tree():
     tree = TokenTree.root_only(torch.tensor([5, 6]), torch.tensor([0, 9]))
     tree.validate()
-    assert (tree.max_depth, tree.max_children, tree.num_drafted) == (0, 0, [0, 0])
+    assert (tree.max_depth, tree.num_children.tolist(), tree.num_drafted) == (0, [0, 0], [0, 0])
     assert tree.ancestor_mask.tolist() == [[True], [True]]
 
 

@@ -87,6 +87,57 @@ def test_ngram_equals_a_search_of_the_text(text, path, min_n, more):
         assert q.tolist() == pytest.approx([1 / VOCAB] * VOCAB)
 
 
+def marginals_by_definition(text: list[int], max_n: int, min_n: int, depth: int) -> list[dict[int, float]]:
+    """What follows each of the latest eight occurrences of the longest suffix when the text is copied onwards."""
+    levels: list[dict[int, float]] = [{} for _ in range(depth)]
+    for n in range(min(max_n, len(text)), min_n - 1, -1):
+        ends = [end for end in range(n, len(text)) if text[end - n : end] == text[-n:]]
+        for rank, end in enumerate(ends[::-1][:8]):
+            copy = list(text)
+            for level in range(depth):
+                copy.append(copy[end + level])
+                levels[level][copy[-1]] = levels[level].get(copy[-1], 0.0) + 0.5 ** (rank + 1)
+        if ends:
+            break
+    return [{t: weight / sum(level.values()) for t, weight in level.items()} for level in levels]
+
+
+@settings(max_examples=100, deadline=None)
+@given(texts, st.integers(1, 3), st.integers(0, 3), st.integers(1, 6))
+def test_ngram_marginals_equal_copying_the_text(text, min_n, more, depth):
+    model = NGramModel(min_n + more, min_n, vocab_size=VOCAB)
+    batch = batch_of(text, [5])
+    model.extend(batch)
+    logits = model.marginals(batch, depth)
+    assert logits.shape == (2, depth, VOCAB)
+    assert bool((logits[1] == float("-inf")).all()), "one token has no continuation"
+    for row, expected in zip(
+        logits[0], marginals_by_definition(text, min_n + more, min_n, depth), strict=True
+    ):
+        q = row.softmax(-1) if expected else torch.zeros(VOCAB)
+        found = {token: float(q[token]) for token in range(VOCAB) if q[token] > 0}
+        assert found == pytest.approx(expected)
+        assert bool((row[q == 0] == float("-inf")).all())
+
+
+def test_ngram_marginals_at_the_root_are_its_conditionals():
+    batch = batch_of([1, 2, 3, 1, 4, 1, 2, 1])
+    model = NGramModel(3, 1, vocab_size=VOCAB)
+    model.extend(batch)
+    root = model.expand(frontier_at(batch, [[]])).softmax(-1)
+    torch.testing.assert_close(model.marginals(batch, 1)[:, 0].softmax(-1), root)
+
+
+def test_ngram_marginals_stop_at_an_eos():
+    model = NGramModel(3, 1, vocab_size=VOCAB, eos_token_ids=[8])
+    batch = batch_of([1, 8, 5, 1, 2, 3, 1])
+    model.extend(batch)
+    found = [
+        sorted((row > float("-inf")).nonzero().squeeze(1).tolist()) for row in model.marginals(batch, 3)[0]
+    ]
+    assert found == [[2, 8], [3], [1]]
+
+
 def test_ngram_keeps_requests_apart_and_forgets():
     model = NGramModel(3, 1, vocab_size=VOCAB)
     batch = batch_of([1, 2, 1], [1, 3, 1])

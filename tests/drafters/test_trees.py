@@ -1,121 +1,147 @@
-"""Tree proposers on draft models given as tables: topology, budgets, and honest q."""
+"""Every tree proposer on draft models given as tables: topology, budgets, independence, and honest q."""
 
 from __future__ import annotations
 
 import random
 import re
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 import torch
-from specdec_tests.laws import TableModel, draft_batch, node_paths, random_table
+from specdec_tests.laws import TableModel, node_paths, random_table
 from specdec_tests.statistics import chi_square_p_value
+from specdec_tests.trees import CHOSEN, PROPOSERS, TABLES, VOCAB, CountingModel, Speechless, batch_of
 
-from specdec.core import CounterRng, ProposalLaw, SamplingParams, TokenTree
-from specdec.drafters.base import DraftModel, TreeProposer
+from specdec.core import ProposalLaw, SamplingParams, TokenTree
+from specdec.core.sampling import warp
+from specdec.drafters.base import DraftBatch
 from specdec.drafters.trees.best_first import BestFirstProposer
-from specdec.drafters.trees.builder import Frontier, TreeBuilder
+from specdec.drafters.trees.builder import TreeBuilder
 from specdec.drafters.trees.chain import ChainProposer
-from specdec.drafters.trees.static import DEFAULT_PATHS, StaticProposer
+from specdec.drafters.trees.expansion import ExpansionProposer
+from specdec.drafters.trees.shapes import SHAPES
+from specdec.drafters.trees.static import StaticProposer
 
-VOCAB = 6
-PROPOSERS = {
-    "chain": ChainProposer(5),
-    "sampled": ChainProposer(5, sample=True),
-    "static": StaticProposer(),
-    "best-first": BestFirstProposer(num_nodes=10, max_depth=4, branching=3),
+WARPS = {
+    "plain": SamplingParams(),
+    "filtered": SamplingParams(temperature=0.7, top_k=4, top_p=0.9),
+    "penalised": SamplingParams(frequency_penalty=0.7, repetition_penalty=1.5, min_tokens=9),
+    "banned": SamplingParams(banned_token_ids=(0, 1, 2)),
+    "greedy": SamplingParams(temperature=0),
 }
 
 
-class CountingModel(TableModel):
-    """Notes the path of every node it expands."""
-
-    def __init__(self, seed: int) -> None:
-        super().__init__(random_table(seed, VOCAB, sharpness=2.0))
-        self.expanded: list[tuple[int, tuple[int, ...]]] = []
-
-    def expand(self, frontier: Frontier) -> torch.Tensor:
-        assert frontier.rows == sorted(frontier.rows), "nodes of one request are adjacent"
-        self.expanded += [
-            (row, tuple(path)) for row, path in zip(frontier.rows, frontier.paths(), strict=True)
-        ]
-        return super().expand(frontier)
-
-
-class Speechless(DraftModel):
-    """Knows no continuation of some paths."""
-
-    def __init__(self, model: DraftModel, longest: int) -> None:
-        self.model = model
-        self.longest = longest
-
-    def expand(self, frontier: Frontier) -> torch.Tensor:
-        return self.model.expand(frontier)
-
-    def top_k(self, frontier: Frontier, k: int) -> tuple[torch.Tensor, torch.Tensor]:
-        tokens, log_q = self.model.top_k(frontier, k)
-        knows = torch.tensor([len(path) < self.longest for path in frontier.paths()])
-        return tokens, log_q.masked_fill(~knows.unsqueeze(1), float("-inf"))
-
-
-def batch_of(count: int, max_depths: Sequence[int] | None = None, params: SamplingParams | None = None):
-    rng = CounterRng(torch.arange(count))
-    batch = draft_batch([params or SamplingParams()] * count, rng)
-    return replace(batch, max_depths=list(max_depths)) if max_depths else batch
-
-
-def log_q(model: TableModel, path: tuple[int, ...]) -> float:
-    """Log probability of a path under a table."""
-    return sum(float(model.conditional(path[:i])[path[i]].log()) for i in range(len(path)))
+def check_tree(name: str, model: CountingModel, batch: DraftBatch, budgets: list[int]) -> TokenTree:
+    """Proposes, and checks all that holds for any tree."""
+    proposer = PROPOSERS[name]
+    tree = proposer.propose(model, batch, budgets)
+    tree.validate()
+    assert tree.laws == [proposer.law] * batch.size
+    assert (tree.q is not None) == (proposer.law.needs_q and tree.max_depth > 0)
+    repeats = proposer.law is ProposalLaw.IID
+    for row, paths in enumerate(node_paths(tree)):
+        assert tree.num_drafted[row] <= min(budgets[row], proposer.max_nodes)
+        assert tree.host_depths[row] <= batch.max_depths[row]
+        assert repeats or len(set(paths)) == len(paths), "siblings repeat"
+        if tree.draft_slots is not None:
+            start = tree.host_offsets[row]
+            slots = tree.draft_slots[start : start + len(paths)]
+            held = slots[slots >= 0].tolist()
+            assert len(set(held)) == len(held), "two nodes share a slot"
+            assert int(slots.max()) <= budgets[row], "a slot lies outside the reserved pages"
+            expanded = Counter(path for own, path in model.expanded if own == row)
+            if repeats:
+                assert len(held) == expanded.total()
+            else:
+                assert {
+                    path for path, slot in zip(paths, slots, strict=True) if slot >= 0
+                } == expanded.keys() & set(paths)
+                assert max(expanded.values(), default=1) == 1, "a node was expanded twice"
+    return tree
 
 
 @pytest.mark.parametrize("name", PROPOSERS)
 def test_trees_are_sound_within_budget_and_depth(name):
-    proposer: TreeProposer = PROPOSERS[name]
-    for seed in range(25):
+    proposer = PROPOSERS[name]
+    may_stop = "confident" in name
+    for seed in range(20):
         chooser = random.Random(seed)
         count = chooser.randrange(1, 5)
         budgets = [chooser.randrange(proposer.max_nodes + 3) for _ in range(count)]
         budgets[0] = max(budgets[0], 1)
         depths = [chooser.randrange(1, 6) for _ in range(count)]
         model = CountingModel(seed)
-        tree = proposer.propose(model, batch_of(count, depths), budgets)
-        tree.validate()
+        tree = check_tree(name, model, batch_of(count, depths), budgets)
         for row, paths in enumerate(node_paths(tree)):
-            assert tree.num_drafted[row] <= min(budgets[row], proposer.max_nodes)
-            assert tree.host_depths[row] <= depths[row]
-            assert tree.num_drafted[row] > 0 or budgets[row] == 0
-            assert len(set(paths)) == len(paths), "siblings repeat"
+            assert tree.num_drafted[row] > 0 or budgets[row] == 0 or may_stop
             start = tree.host_offsets[row]
             for node, path in enumerate(paths):
-                assert float(tree.score[start + node]) == pytest.approx(log_q(model, path), abs=1e-4)
-                slot = int(tree.draft_slots[start + node])
-                assert (slot >= 0) == ((row, path) in model.expanded)
-            slots = tree.draft_slots[start : start + len(paths)]
-            assert len(set(slots[slots >= 0].tolist())) == int((slots >= 0).sum()), "two nodes share a slot"
-            assert int(slots.max()) <= budgets[row], "a slot lies outside the reserved pages"
-        assert len(set(model.expanded)) == len(model.expanded), "a node was expanded twice"
-        assert tree.laws == [proposer.law] * count
+                expected = model.log_q(path, proposer.needs)
+                assert float(tree.score[start + node]) == pytest.approx(expected, abs=1e-4)
 
 
+@pytest.mark.parametrize("params", WARPS)
+@pytest.mark.parametrize("table", TABLES)
 @pytest.mark.parametrize("name", PROPOSERS)
-def test_requests_do_not_affect_each_other(name):
+def test_any_draft_model_and_warp_gives_a_tree(name, table, params):
+    """Ties, certainty, impossible tokens and NaN rows included."""
+    model = CountingModel(TABLES[table])
+    tree = check_tree(name, model, batch_of(3, [2, 5, 3], WARPS[params]), [4, 20, 1])
+    assert int(tree.tokens.max()) < VOCAB
+    assert not tree.score.isnan().any()
+    if name in CHOSEN:
+        assert tree.score.isfinite().all()
+    elif tree.max_depth:
+        check_q(tree, model)
+
+
+def check_q(tree: TokenTree, model: CountingModel) -> None:
+    """Rows of q are what the model said, warped, bit for bit; they belong to inner nodes, and they are laws."""
+    rows = {}
+    for frontier, logits in model.answers:
+        paths = frontier.paths()
+        width = max(map(len, paths))
+        padded = [path + [-1] * (width - len(path)) for path in paths]
+        path_tokens = torch.tensor(padded, dtype=torch.int64).view(len(paths), width)
+        warped = warp(logits, frontier.batch.sampling, torch.tensor(frontier.rows), path_tokens)
+        rows.update(zip(zip(frontier.rows, map(tuple, paths), strict=True), warped, strict=True))
+    used = tree.q_row[tree.q_row >= 0]
+    assert torch.equal(used.sort().values, torch.arange(len(tree.q)))
+    inner = torch.zeros(len(tree.tokens), dtype=torch.bool)
+    inner[tree.flat_parents[tree.flat_parents >= 0]] = True
+    assert torch.equal(inner, tree.q_row >= 0)
+    assert tree.q.dtype == torch.float32
+    torch.testing.assert_close(tree.q.sum(-1), torch.ones(len(tree.q)))
+    for row, paths in enumerate(node_paths(tree)):
+        start = tree.host_offsets[row]
+        for node, path in enumerate(paths):
+            if tree.q_row[start + node] < 0:
+                continue
+            q, said = tree.q[tree.q_row[start + node]], rows[row, path]
+            if bool((said > 0).any()):
+                assert torch.equal(q, said)
+            else:
+                assert torch.equal(q, torch.full((VOCAB,), 1 / VOCAB)), "nothing can be drawn: uniform"
+            children = tree.tokens[tree.flat_parents == start + node]
+            assert bool((q[children] > 0).all())
+
+
+@pytest.mark.parametrize("params", [SamplingParams(), WARPS["penalised"]], ids=["plain", "penalised"])
+@pytest.mark.parametrize("name", PROPOSERS)
+def test_requests_do_not_affect_each_other(name, params):
     proposer = PROPOSERS[name]
-    batch, budgets = batch_of(4, [5, 2, 1, 4]), [3, 0, 10, 2]
+    batch, budgets = batch_of(4, [5, 2, 1, 4], params), [3, 0, 10, 2]
     together = proposer.propose(CountingModel(3), batch, budgets)
     for row in range(4):
-        own = replace(
-            batch_of(1, [batch.max_depths[row]]), rng=CounterRng(torch.tensor([row])), request_ids=[row]
-        )
+        own = replace(batch_of(1, [batch.max_depths[row]], params, seeds=[row]), request_ids=[row])
         alone = proposer.propose(CountingModel(3), own, [budgets[row]])
         start, end = together.host_offsets[row], together.host_offsets[row + 1]
         assert together.tokens[start:end].tolist() == alone.tokens.tolist()
         assert together.parents[start:end].tolist() == alone.parents.tolist()
 
 
-@pytest.mark.parametrize("name", ["chain", "static", "best-first"])
+@pytest.mark.parametrize("name", CHOSEN)
 @pytest.mark.parametrize("longest", [0, 1, 2])
 def test_nothing_is_drafted_where_the_model_knows_nothing(name, longest):
     tree = PROPOSERS[name].propose(Speechless(CountingModel(4), longest), batch_of(2), [9, 9])
@@ -123,12 +149,22 @@ def test_nothing_is_drafted_where_the_model_knows_nothing(name, longest):
     assert tree.max_depth == longest
 
 
-@pytest.mark.parametrize("name", ["static", "best-first"])
-def test_more_branches_than_the_vocabulary_has_tokens(name):
-    proposer = {"static": StaticProposer([(0,), (9,)]), "best-first": BestFirstProposer(branching=9)}[name]
+@pytest.mark.parametrize(
+    "proposer",
+    [StaticProposer([(0,), (9,)]), BestFirstProposer(branching=9), ExpansionProposer([9])],
+    ids=str,
+)
+def test_more_branches_than_the_vocabulary_has_tokens(proposer):
     tree = proposer.propose(CountingModel(5), batch_of(1), [9])
     tree.validate()
     assert int(tree.tokens.max()) < VOCAB
+
+
+def test_an_empty_budget_is_a_root():
+    for proposer in PROPOSERS.values():
+        tree = proposer.propose(CountingModel(1), batch_of(2), [0, 0])
+        assert isinstance(tree, TokenTree)
+        assert tree.num_nodes == [1, 1]
 
 
 # Chain
@@ -188,7 +224,7 @@ def test_static_tree_has_the_ranks_it_was_given():
     assert set(node_paths(tree)[0]) == {(), *drafted}
 
 
-@pytest.mark.parametrize("budget", range(1, len(DEFAULT_PATHS) + 1))
+@pytest.mark.parametrize("budget", range(1, len(SHAPES["default"]) + 1))
 def test_smaller_budgets_take_a_closed_part(budget):
     tree = StaticProposer().propose(CountingModel(9), batch_of(1), [budget])
     tree.validate()
@@ -198,6 +234,9 @@ def test_smaller_budgets_take_a_closed_part(budget):
 @pytest.mark.parametrize(
     ("paths", "message"),
     [
+        ("meduza", "paths='meduza': expected a list of paths or one of default, medusa, eagle1"),
+        ([0, 1], "paths=[0, 1]: expected paths to list paths of sibling ranks"),
+        ([["a"]], "paths=[['a']]: expected paths to list paths of sibling ranks"),
         ([], "expected at least one path"),
         ([()], "none of them empty"),
         ([(0,), (-1,)], "[-1] holds a negative sibling rank"),
@@ -208,52 +247,6 @@ def test_smaller_budgets_take_a_closed_part(budget):
 def test_static_refuses_what_is_no_tree(paths, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         StaticProposer(paths)
-
-
-# Best first
-
-
-def brute_force(model: TableModel, num_nodes: int, max_depth: int, branching: int) -> set[tuple[int, ...]]:
-    """The best nodes among all paths of top-`branching` children."""
-    level: list[tuple[int, ...]] = [()]
-    scores: dict[tuple[int, ...], float] = {}
-    for _ in range(max_depth):
-        level = [
-            (*path, int(token)) for path in level for token in model.conditional(path).topk(branching).indices
-        ]
-        scores.update((path, log_q(model, path)) for path in level)
-    return set(sorted(scores, key=lambda path: -scores[path])[:num_nodes])
-
-
-@pytest.mark.parametrize(
-    ("num_nodes", "max_depth", "branching"), [(4, 4, 2), (10, 3, 6), (20, 4, 3), (6, 1, 6)]
-)
-@pytest.mark.parametrize("seed", range(6))
-def test_best_first_is_the_best_tree_under_q(seed, num_nodes, max_depth, branching):
-    model = CountingModel(seed)
-    tree = BestFirstProposer(num_nodes, max_depth, branching).propose(model, batch_of(2), [num_nodes] * 2)
-    best = brute_force(model, num_nodes, max_depth, branching)
-    for paths in node_paths(tree):
-        assert set(paths) == {(), *best}
-
-
-@pytest.mark.parametrize("budget", [1, 3, 7])
-def test_best_first_keeps_the_best_of_what_it_has_expanded(budget):
-    """Expansions are bounded by the slots of the budget, so a small budget may miss a deep node."""
-    model = CountingModel(12)
-    tree = BestFirstProposer(12, 4, 3).propose(model, batch_of(1), [budget])
-    assert len(model.expanded) <= 1 + budget
-    known = [
-        (*path, int(token)) for _, path in model.expanded for token in model.conditional(path).topk(3).indices
-    ]
-    best = sorted(known, key=lambda path: -log_q(model, path))[:budget]
-    assert set(node_paths(tree)[0]) == {(), *best}
-
-
-@pytest.mark.parametrize("name", ["num_nodes", "max_depth", "branching"])
-def test_best_first_refuses_zero(name):
-    with pytest.raises(ValueError, match=f"{name}=0: expected {name} >= 1"):
-        BestFirstProposer(**{name: 0})
 
 
 # Builder
@@ -285,10 +278,3 @@ def test_builder_expands_a_node_once():
     builder.frontier([0], [0])
     with pytest.raises(AssertionError, match="node 0 of row 0 was expanded before"):
         builder.frontier([0], [0])
-
-
-def test_an_empty_budget_is_a_root():
-    for proposer in PROPOSERS.values():
-        tree = proposer.propose(CountingModel(1), batch_of(2), [0, 0])
-        assert isinstance(tree, TokenTree)
-        assert tree.num_nodes == [1, 1]

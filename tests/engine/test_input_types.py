@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from specdec_tests.models import tiny_lm
-from specdec_tests.serving import make_engine, speculate, tokens_of
+from specdec_tests.serving import complete, make_engine, speculate, tokens_of
 
 from specdec.core import SamplingParams
 from specdec.engine.config import EngineConfig
@@ -28,6 +28,20 @@ from specdec.models import loading
         {"stop_token_ids": "12"},
         {"stop_token_ids": 5},
         {"stop_token_ids": (1, "2")},
+        {"min_tokens": 1.0},
+        {"min_tokens": None},
+        {"repetition_penalty": "high"},
+        {"presence_penalty": None},
+        {"frequency_penalty": True},
+        {"logprobs": True},
+        {"logprobs": 2.0},
+        {"allowed_token_ids": {1: 2}},
+        {"allowed_token_ids": (1.5,)},
+        {"banned_token_ids": None},
+        {"logit_bias": None},
+        {"logit_bias": [1, 2]},
+        {"logit_bias": {"5": 1.0}},
+        {"logit_bias": {5: "1"}},
     ],
     ids=str,
 )
@@ -43,6 +57,24 @@ def test_numpy_numbers_and_lists_are_fine():
     )
     lm = tiny_lm()
     assert tokens_of(make_engine(lm.target), [np.array([1, 2, 3])], params) == [lm.greedy([1, 2, 3], 3)]
+
+
+def test_numpy_numbers_in_options():
+    ids = np.array([3, 5, 7])
+    params = SamplingParams(
+        temperature=0,
+        max_tokens=4,
+        presence_penalty=np.float32(2),
+        logit_bias={np.int64(5): np.float64(30)},
+        allowed_token_ids=list(ids),
+        banned_token_ids=[ids[0]],
+        min_tokens=np.int64(2),
+        logprobs=np.int64(1),
+    )
+    (request,) = complete(make_engine(tiny_lm().target), [[1, 2]], params)
+    assert request.output_token_ids[0] == 5
+    assert set(request.output_token_ids) <= {5, 7}
+    assert len(request.logprobs[0].top) == 1
 
 
 @pytest.mark.parametrize("name", ["block_size", "num_blocks", "max_num_seqs", "max_model_len"])

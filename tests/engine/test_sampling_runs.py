@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
 
 import pytest
 import torch
@@ -14,7 +13,8 @@ from specdec_tests.serving import complete, make_engine, scripted, speculate, to
 from specdec_tests.statistics import chi_square_p_value
 
 from specdec.core import CounterRng, SamplingParams, Stream
-from specdec.drafters.trees import chain
+from specdec.drafters.trees import draws as trees_draws
+from specdec.drafters.trees.builder import TreeBuilder
 from specdec.engine.config import SpeculativeConfig
 
 LM = tiny_lm(scale=2.0)
@@ -162,24 +162,25 @@ def test_joint_law_of_a_mixed_batch():
 def test_bugs_are_seen(monkeypatch, bug):
     """Negative controls: the same test on a broken engine fails."""
     params: SamplingParams = MIXES["nucleus"]
-    draw = chain._draw
     if bug == "shared-coins":
         uniform = CounterRng.uniform
         monkeypatch.setattr(
             CounterRng,
             "uniform",
             lambda self, requests, positions, nodes, stream: uniform(
-                self, requests, positions, torch.zeros_like(nodes), Stream.DRAFT
+                self, requests, torch.zeros_like(positions), torch.zeros_like(nodes), Stream.DRAFT
+            ),
+        )
+    elif bug == "unwarped-q":
+        record_q = TreeBuilder.record_q
+        monkeypatch.setattr(
+            TreeBuilder,
+            "record_q",
+            lambda self, rows, nodes, q: record_q(
+                self, rows, nodes, q.sqrt() / q.sqrt().sum(-1, keepdim=True)
             ),
         )
     else:
-
-        def broken(model: Any, frontier: Any) -> Any:
-            tokens, log_q, q = draw(model, frontier)
-            if bug == "unwarped-q":
-                return tokens, log_q, q.sqrt() / q.sqrt().sum(-1, keepdim=True)
-            return q.argmax(-1), log_q, q
-
-        monkeypatch.setattr(chain, "_draw", broken)
+        monkeypatch.setattr(trees_draws, "sample", lambda weights, coins: weights.argmax(-1))
     counts, _ = draws(PAIRS["token-sampled"], params)
     assert chi_square_p_value(counts, law_of(TARGET, params, NUM_TOKENS)) < 1e-6

@@ -1,10 +1,14 @@
 """Identical, tie, bug, different, failed: each can be reached."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from specdec_tests.models import tiny_lm
-from specdec_tests.serving import drain, make_engine
+from specdec_tests.options import changed_row
+from specdec_tests.serving import drain, make_engine, tokens_of
 
+from specdec.core import SamplingParams
 from specdec.data import TokenizedPrompt
 from specdec.engine.request import FinishReason
 from specdec.evaluation.equality import Verdict, compare, judge, next_logits, rounding
@@ -52,6 +56,20 @@ def test_two_equal_logits_are_a_tie():
     finally:
         head[twin] = before
     assert (found.verdict, found.position, found.gap) == (Verdict.TIE, 1, 0.0)
+
+
+def test_differences_are_judged_after_bias_and_penalties(lm):
+    """With the bias two tokens are equal; the target's own logits are far apart."""
+    params = SamplingParams(temperature=0, max_tokens=3, presence_penalty=1.5, min_tokens=2)
+    engine = make_engine(lm.target)
+    (first, second, third) = tokens_of(engine, [PROMPT], params)[0]
+    row = changed_row(lm.logits([*PROMPT, first, second])[-1], params, PROMPT, [first, second], ())
+    other = int(row.argsort(descending=True)[1])
+    tied = replace(params, logit_bias={other: float(row[third] - row[other])})
+    records = record([first, second, third]), record([first, second, other])
+    found = compare(*records, engine, tied)
+    assert (found.verdict, found.position) == (Verdict.TIE, 2)
+    assert compare(*records, engine, params).verdict is Verdict.BUG
 
 
 def test_an_output_that_ends_early_is_a_bug(engine):

@@ -25,7 +25,6 @@ from specdec.drafters.models.ngram import NGramModel
 from specdec.drafters.trees.best_first import BestFirstProposer
 from specdec.drafters.trees.chain import ChainProposer
 from specdec.drafters.trees.static import StaticProposer
-from specdec.verifiers import token_rejection
 from specdec.verifiers.greedy import greedy_walk
 from specdec.verifiers.target_only import TargetOnlyVerifier
 from specdec.verifiers.token_rejection import TokenRejectionVerifier
@@ -195,18 +194,6 @@ class TestMisuseIsBiased:
             )
 
         assert bias(self.game(peek)) > BIASED
-
-    @pytest.mark.parametrize("proposer", ["sampled-1", "argmax-2", "static"])
-    def test_raw_target_in_place_of_the_residual(self, proposer, monkeypatch):
-        draw_rest = token_rejection._draw_rest
-        monkeypatch.setattr(
-            token_rejection,
-            "_draw_rest",
-            lambda tree, p, rng, nodes, residual, rejected: draw_rest(
-                tree, p, rng, nodes, p.rows(nodes), rejected
-            ),
-        )
-        assert bias(self.game(grow(PROPOSERS[proposer], self.draft))) > BIASED
 
     def test_one_coin_for_all_purposes(self):
         class OneStream(Coins):

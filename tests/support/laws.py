@@ -93,9 +93,9 @@ class Game:
     propose: Callable[[DraftBatch], TokenTree]
     params: SamplingParams = field(default_factory=SamplingParams)
 
-    def play(self, rng: CounterRng, count: int) -> list[Outcome]:
-        """The same request `count` times in one batch."""
-        batch = draft_batch([self.params] * count, rng)
+    def play(self, rng: CounterRng, count: int, cases: Sequence[int] | None = None) -> list[Outcome]:
+        """The same request `count` times in one batch; `cases` become the request ids, for `propose` to read."""
+        batch = draft_batch([self.params] * count, rng, cases=cases)
         tree = self.propose(batch)
         tree.validate()
         p = target_probs(tree, self.target, batch.sampling)
@@ -105,11 +105,16 @@ class Game:
         return warped(self.target, path, self.params)
 
 
-def draft_batch(params: Sequence[SamplingParams], rng: CounterRng, max_depth: int = 100) -> DraftBatch:
-    """Requests that hold four committed zeros; no pages."""
+def draft_batch(
+    params: Sequence[SamplingParams],
+    rng: CounterRng,
+    max_depth: int = 100,
+    cases: Sequence[int] | None = None,
+) -> DraftBatch:
+    """Requests that hold four committed zeros; no pages. `cases` are their ids, 0, 1, ... if None."""
     count = len(params)
     return DraftBatch(
-        request_ids=list(range(count)),
+        request_ids=list(range(count)) if cases is None else cases,
         token_ids=[[0] * (ROOT_POSITION + 1)] * count,
         num_prompt_tokens=[1] * count,
         max_depths=[max_depth] * count,
@@ -172,38 +177,53 @@ def outcomes_of(tree: TokenTree, acceptance: Acceptance) -> list[Outcome]:
     return outcomes
 
 
-def exact_law(game: Game, coins: type[Coins] = Coins) -> dict[Outcome, float]:
-    """The probability of every outcome of a game."""
+class _State(NamedTuple):
+    """Coins that are set, the probability of that, and the case."""
+
+    table: dict[Key, float]
+    weight: float
+    case: int
+
+
+def exact_law(
+    game: Game, coins: type[Coins] = Coins, weights: Sequence[float] = (1.0,)
+) -> dict[Outcome, float]:
+    """The probability of every outcome of a game.
+
+    Args:
+        game: it is played with the request id i in case i.
+        coins: how coins are keyed.
+        weights: probability of each case.
+    """
     law: dict[Outcome, float] = defaultdict(float)
-    states: list[tuple[dict[Key, float], float]] = [({}, 1.0)]
+    states = [_State({}, weight, case) for case, weight in enumerate(weights)]
     while states:
-        rng = coins([table for table, _ in states])
+        rng = coins([state.table for state in states])
         undecided = []
-        for (table, weight), outcome, asked in zip(
-            states, game.play(rng, len(states)), rng.asked, strict=True
-        ):
-            key = next((key for key in asked if key not in table), None)
+        outcomes = game.play(rng, len(states), [state.case for state in states])
+        for state, outcome, asked in zip(states, outcomes, rng.asked, strict=True):
+            key = next((key for key in asked if key not in state.table), None)
             if key is None:
-                law[outcome] += weight
+                law[outcome] += state.weight
             else:
-                undecided.append((table, weight, key))
-        pieces = _pieces(game, [(table, key) for table, _, key in undecided], coins)
+                undecided.append((state, key))
+        pieces = _pieces(game, undecided, coins)
         states = [
-            ({**table, key: (low + high) / 2}, weight * (high - low))
-            for (table, weight, key), edges in zip(undecided, pieces, strict=True)
+            _State({**state.table, key: (low + high) / 2}, state.weight * (high - low), state.case)
+            for (state, key), edges in zip(undecided, pieces, strict=True)
             for low, high in pairwise(edges)
         ]
     return dict(law)
 
 
-def _pieces(
-    game: Game, questions: Sequence[tuple[dict[Key, float], Key]], coins: type[Coins]
-) -> list[list[float]]:
-    """For each table and one more coin, the edges between which the outcome does not change."""
+def _pieces(game: Game, questions: Sequence[tuple[_State, Key]], coins: type[Coins]) -> list[list[float]]:
+    """For each state and one more coin, the edges between which the outcome does not change."""
 
     def ask(points: Iterable[tuple[int, float]]) -> list[Outcome]:
-        tables = [{**questions[index][0], questions[index][1]: coin} for index, coin in points]
-        return game.play(coins(tables), len(tables)) if tables else []
+        points = list(points)
+        tables = [{**questions[index][0].table, questions[index][1]: coin} for index, coin in points]
+        cases = [questions[index][0].case for index, _ in points]
+        return game.play(coins(tables), len(tables), cases) if tables else []
 
     points = [(index, coin) for index in range(len(questions)) for coin in _GRID]
     seen = dict(zip(points, ask(points), strict=True))

@@ -40,6 +40,36 @@ def second_branch(lm: TinyLM) -> Callable[[int, Sequence[int]], Entries]:
     return script
 
 
+def half_right(
+    prompts: Sequence[Sequence[int]],
+    continuations: Sequence[Sequence[int]],
+    num_tokens: int,
+    *,
+    vocab_size: int,
+    siblings: bool = False,
+) -> Callable[[int, Sequence[int]], Entries]:
+    """Drafts each request's known continuation with half of the tokens replaced by wrong ones.
+
+    Requests are known by their number: the i-th added has the i-th prompt. With siblings a wrong token stands
+    before each one, so that paths are not contiguous.
+    """
+
+    def script(request: int, committed: Sequence[int]) -> Entries:
+        chooser = random.Random(hash(tuple(committed)))
+        done = len(committed) - len(prompts[request])
+        entries: Entries = []
+        last = 0
+        for token in continuations[request][done : done + num_tokens]:
+            wrong = (token + chooser.randrange(1, vocab_size)) % vocab_size
+            if siblings:
+                entries.append((wrong, last))
+            entries.append((chooser.choice([token, wrong]), last))
+            last = len(entries)
+        return entries
+
+    return script
+
+
 def mixed_tree(lm: TinyLM, num_nodes: int, right: float = 0.5) -> Callable[[int, Sequence[int]], Entries]:
     """Random trees in random order that contain part of the greedy continuation; a function of the text."""
 

@@ -1,4 +1,4 @@
-"""The batched rules against scalar ones, coin by coin, on random trees."""
+"""What the rules share: greedy paths, batch mates, and numbers at their edges."""
 
 from __future__ import annotations
 
@@ -23,13 +23,12 @@ from specdec_tests.laws import (
     warped,
 )
 
-from specdec.core import CounterRng, ProposalLaw, SamplingBatch, SamplingParams, Stream, TokenTree
-from specdec.core.sampling import sample
-from specdec.verifiers.base import Verifier, acceptance_of, find_child
-from specdec.verifiers.greedy import GreedyVerifier
+from specdec.core import CounterRng, ProposalLaw, SamplingBatch, SamplingParams, TokenTree
+from specdec.verifiers.base import Verifier
 from specdec.verifiers.registry import VERIFIERS
 from specdec.verifiers.target_only import TargetOnlyVerifier
 from specdec.verifiers.token_rejection import TokenRejectionVerifier
+from specdec.verifiers.walk import acceptance_of, find_child
 
 VOCAB = 5
 PARAMS = [
@@ -63,79 +62,12 @@ def verify(
     return outcomes_of(tree, verifier.verify(tree, p, CounterRng(torch.tensor(seeds))))
 
 
-class Scalar:
-    """One request, one node and one coin at a time."""
-
-    def __init__(self, entries: Entries, params: SamplingParams, seed: int, target: Conditional) -> None:
-        self.tokens = [0, *(token for token, _ in entries)]
-        self.parents = [-1, *(parent for _, parent in entries)]
-        self.params = params
-        self.rng = CounterRng(torch.tensor([seed]))
-        self.target = target
-        self.path: tuple[int, ...] = ()
-        self.accepted: list[int] = []
-
-    def p(self) -> torch.Tensor:
-        return warped(self.target, self.path, self.params)
-
-    def coin(self, node: int, stream: Stream) -> float:
-        zero, position = torch.tensor([0]), torch.tensor([ROOT_POSITION + 1 + len(self.accepted)])
-        return float(self.rng.uniform(zero, position, torch.tensor([node]), stream))
-
-    def draw(self, weights: torch.Tensor, stream: Stream) -> int:
-        return int(sample(weights.unsqueeze(0), torch.tensor([self.coin(0, stream)], dtype=torch.float64)))
-
-    def children(self) -> list[int]:
-        last = self.accepted[-1] if self.accepted else 0
-        return [node for node, parent in enumerate(self.parents) if parent == last]
-
-    def accept(self, node: int) -> None:
-        self.path += (self.tokens[node],)
-        self.accepted.append(node)
-
-    def finish(self, token: int) -> Outcome:
-        return Outcome(tuple(self.tokens[1:]), tuple(self.accepted), (*self.path, token))
-
-
-def scalar_target_only(request: Scalar) -> Outcome:
-    while True:
-        token = request.draw(request.p(), Stream.TARGET)
-        child = next((node for node in request.children() if request.tokens[node] == token), None)
-        if child is None:
-            return request.finish(token)
-        request.accept(child)
-
-
-def scalar_token(request: Scalar) -> Outcome:
-    while True:
-        residual = request.p()
-        children = request.children()
-        for rank, node in enumerate(children):
-            token = request.tokens[node]
-            if request.coin(node, Stream.ACCEPT) * residual.double().sum() < residual[token]:
-                request.accept(node)
-                break
-            residual[token] = 0
-            if rank == len(children) - 1:
-                return request.finish(request.draw(residual, Stream.RESIDUAL))
-        else:
-            return request.finish(request.draw(residual, Stream.TARGET))
-
-
-SCALAR = {"target_only": scalar_target_only, "token": scalar_token}
-
-
-@pytest.mark.parametrize("name", SCALAR)
-def test_equals_the_scalar_rule(name):
-    target = random_table(7, VOCAB)
-    for seed in range(60):
-        trees = [random_entries(100 * seed + row) for row in range(6)]
-        params = [PARAMS[(seed + row) % len(PARAMS)] for row in range(6)]
-        seeds = [1000 * seed + row for row in range(6)]
-        outcomes = verify(VERIFIERS.create(name), trees, params, seeds, target)
-        for row, outcome in enumerate(outcomes):
-            expected = SCALAR[name](Scalar(trees[row], params[row], seeds[row], target))
-            assert outcome == expected, (seed, row)
+GREEDY = [name for name in VERIFIERS.names() if not VERIFIERS.get(name).lossy]
+MIXED = [
+    name
+    for name in GREEDY
+    if ProposalLaw.DETERMINISTIC in VERIFIERS.get(name).laws and not VERIFIERS.get(name).greedy_only
+]
 
 
 def greedy_continuation(target: Conditional, length: int) -> tuple[int, ...]:
@@ -145,11 +77,10 @@ def greedy_continuation(target: Conditional, length: int) -> tuple[int, ...]:
     return path
 
 
-@pytest.mark.parametrize("mixed", [False, True], ids=["all-greedy", "mixed-batch"])
-@pytest.mark.parametrize("name", VERIFIERS.names())
+@pytest.mark.parametrize(
+    ("name", "mixed"), [(name, False) for name in GREEDY] + [(name, True) for name in MIXED]
+)
 def test_greedy_keeps_the_longest_argmax_path(name, mixed):
-    if mixed and VERIFIERS.get(name).greedy_only:
-        pytest.skip("serves greedy requests only")
     target = random_table(8, VOCAB)
     for seed in range(40):
         truth = greedy_continuation(target, 21)
@@ -169,7 +100,7 @@ def test_greedy_keeps_the_longest_argmax_path(name, mixed):
         assert outcome.tokens == truth[: depth + 1]
 
 
-@pytest.mark.parametrize("name", ["target_only", "token"])
+@pytest.mark.parametrize("name", MIXED)
 def test_batch_mates_change_nothing(name):
     target = random_table(9, VOCAB)
     for seed in range(30):
@@ -308,16 +239,3 @@ def test_rows_nothing_can_be_drawn_from_are_invalid(row):
     logits = torch.tensor([row, [0.0, float("-inf"), 1.0]])
     p = target_probs(tree, random_table(0, 3), SamplingBatch([SamplingParams()] * 2, torch.device("cpu")))
     assert type(p)(logits, tree, p.sampling).invalid.tolist() == [True, False]
-
-
-@pytest.mark.parametrize(
-    ("verifier", "laws"),
-    [
-        (GreedyVerifier, set(ProposalLaw)),
-        (TargetOnlyVerifier, set(ProposalLaw)),
-        (TokenRejectionVerifier, {ProposalLaw.CHAIN, ProposalLaw.DETERMINISTIC}),
-    ],
-)
-def test_rules_declare_the_laws_they_are_exact_for(verifier, laws):
-    assert verifier.laws == laws
-    assert not verifier.lossy
