@@ -10,6 +10,7 @@ DRAFTERS: Registry[Drafter | DraftModel] = Registry(
     {
         "early_exit": "specdec.drafters.models.early_exit:EarlyExitModel",
         "ngram": "specdec.drafters.models.ngram:NGramModel",
+        "quantised": "specdec.drafters.models.quantised:QuantisedModel",
         "scripted": "specdec.drafters.models.scripted:ScriptedDrafter",
         "self": "specdec.drafters.models.self_draft:SelfDraftModel",
         "small_lm": "specdec.drafters.models.small_lm:SmallLMModel",

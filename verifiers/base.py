@@ -93,7 +93,8 @@ class Verifier(ABC):
     greedy_only: ClassVar[bool] = False
     """The rule serves temperature 0 alone."""
     reproduces: ClassVar[bool] = False
-    """At any temperature the tokens are plain decoding's own under the same seed, not only their law."""
+    """At any temperature the tokens are plain decoding's own under the same seed, not only their law, where plain
+    decoding draws by this rule (`drafter="none"`)."""
 
     @abstractmethod
     def verify(self, tree: TokenTree, p: TargetProbs, rng: CounterRng) -> Acceptance:

@@ -102,9 +102,8 @@ class _Study:
             **measure(plain, speculative, self._bootstrap(plain)),
         }
         if speculative:
-            metrics["equality"] = equality_metrics(
-                comparisons if self._equality_expected(speculative) else None
-            )
+            expected = self._equality_expected(plain, speculative)
+            metrics["equality"] = equality_metrics(comparisons if expected else None)
         write_steps(self.folder / "steps.parquet", variants)
         write_requests(self.folder / "requests.jsonl", variants, comparisons, tokenizer)
         write_plots(self.folder, metrics, [plain, *others])
@@ -162,10 +161,12 @@ class _Study:
         pairs = zip(_requests(plain), _requests(speculative), strict=True)
         return [compare(first, second, judge, self.config.sampling) for first, second in pairs]
 
-    def _equality_expected(self, speculative: Variant) -> bool:
-        assert speculative.engine.speculation is not None
-        verifier = speculative.engine.speculation.verifier
-        return not verifier.lossy and (self.config.sampling.is_greedy or verifier.reproduces)
+    def _equality_expected(self, plain: Variant, speculative: Variant) -> bool:
+        verifier, baseline = (variant.engine.step_runner.verifier for variant in (speculative, plain))
+        if verifier.lossy:
+            return False
+        # A rule that reproduces plain decoding does so where plain decoding draws in the same way.
+        return self.config.sampling.is_greedy or (verifier.reproduces and type(verifier) is type(baseline))
 
     def _bootstrap(self, plain: Variant) -> Bootstrap:
         measurement = self.config.measurement

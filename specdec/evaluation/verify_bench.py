@@ -1,7 +1,7 @@
 """What verification costs, by rule, law and tree size, beside the step it is part of.
 
-The trees are drawn from a q that is p with noise, as rules differ in how far they go down. Logits are random with the
-spread of a language model's. All rows are measured in turn, round after round.
+The trees are drawn from a q that is p with noise, as rules differ in how far they go down. Logits are random with
+the spread of a language model's. All rows are measured in turn, round after round.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _ARGUMENTS: dict[str, dict[str, Any]] = {"synthetic": {"tau": 2.0}}
 
 
 @dataclass
-class _Case:
+class VerificationCase:
     """A rule under a law at a tree size."""
 
     name: str
@@ -81,10 +81,11 @@ def bench_verify(
         repeats: measurements of each row.
 
     Returns:
-        One entry a rule, law and size: median milliseconds, share of the step, peak bytes, accepted tokens a request.
+        One entry a rule, law and size: median milliseconds, share of the step, peak bytes, accepted tokens a
+        request.
     """
     model = load_target(target, dtype=dtype)
-    cases = [case for nodes in node_counts for case in _cases(model, batch, nodes, params)]
+    cases = [case for nodes in node_counts for case in verification_cases(model, batch, nodes, params)]
     lanes = {nodes: Lane(model, batch, context, repeats, nodes - 1) for nodes in node_counts}
     seconds: list[list[float]] = [[] for _ in cases]
     steps: dict[int, list[float]] = {nodes: [] for nodes in node_counts}
@@ -128,7 +129,7 @@ def bench_verify(
 
 
 def verify_table(result: Result) -> TextTable:
-    """One line a rule and law: for each tree size milliseconds and share of the step, then memory at the largest."""
+    """One line a rule and law: milliseconds and share of the step by tree size, then memory at the largest."""
     sizes = sorted({row["nodes"] for row in result["rows"]})
     lines = []
     for rule, law in dict.fromkeys((row["rule"], row["law"]) for row in result["rows"]):
@@ -139,13 +140,13 @@ def verify_table(result: Result) -> TextTable:
             [f"{rule}, {law}", *cells, f"{last['peak_bytes'] / 2**20:.0f}", f"{last['accepted']:.2f}"]
         )
     return TextTable(
-        title=f"{result['target']} ({result['dtype']}), batch {result['batch']}, vocabulary {result['vocab_size']}, "
-        f"temperature {result['temperature']}, {result['threads']} threads",
+        title=f"{result['target']} ({result['dtype']}), batch {result['batch']}, "
+        f"vocabulary {result['vocab_size']}, temperature {result['temperature']}, {result['threads']} threads",
         columns=["rule, law", *(f"{size} nodes" for size in sizes), "MiB", "accepted"],
         rows=lines,
         notes=[
-            f"Medians of {result['repeats']} interleaved measurements in ms, warping included; in brackets the share of "
-            f"a step of {result['batch']} such trees. MiB: tensors the rule makes, at the largest size."
+            f"Medians of {result['repeats']} interleaved measurements in ms, warping included; in brackets the "
+            f"share of a step of {result['batch']} such trees. MiB: tensors the rule makes, at the largest size."
         ],
     )
 
@@ -156,7 +157,10 @@ def _forward_and_rest(lane: Lane) -> float:
     return lane.times[-1].total - lane.times[-1].verify
 
 
-def _cases(model: TargetModel, batch: int, nodes: int, params: SamplingParams) -> list[_Case]:
+def verification_cases(
+    model: TargetModel, batch: int, nodes: int, params: SamplingParams
+) -> list[VerificationCase]:
+    """Every registered rule under the laws it is made for; rules for any law get a deterministic tree."""
     cases = []
     trees: dict[ProposalLaw, tuple[TokenTree, Tensor]] = {}
     for name in VERIFIERS.names():
@@ -168,7 +172,7 @@ def _cases(model: TargetModel, batch: int, nodes: int, params: SamplingParams) -
             if law not in trees:
                 trees[law] = _draw_tree(model, batch, nodes, law)
             tree, logits = trees[law]
-            cases.append(_Case(name, law, verifier, tree, logits, sampling))
+            cases.append(VerificationCase(name, law, verifier, tree, logits, sampling))
     return cases
 
 

@@ -147,3 +147,25 @@ def test_bench_step(workspace, capsys):
     assert rows["linears, 1 row"]["ratio"] == 1
     assert 0 < rows["plain step, batch 1"]["bookkeeping"] < 1
     assert {"verify 8 nodes, batch 1", "verify 16 nodes, batch 1", "transformers step, batch 1"} <= set(rows)
+
+
+def test_bench_verify(workspace, capsys):
+    arguments = [
+        "--target",
+        "target",
+        "--batch",
+        "2",
+        "--nodes",
+        "4",
+        "8",
+        "--repeats",
+        "1",
+        "--context",
+        "10",
+    ]
+    assert main(["bench", "verify", *arguments, "--json", "verify.json"]) == 0
+    assert "rrsw, without_replacement" in capsys.readouterr().out
+    rows = json.loads((workspace / "verify.json").read_text())["rows"]
+    assert {row["nodes"] for row in rows} == {4, 8}
+    assert all(0 < row["share_of_step"] < 1 for row in rows)
+    assert {row["rule"] for row in rows} == set(VERIFIERS.names())
