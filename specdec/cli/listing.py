@@ -34,6 +34,7 @@ def main(arguments: list[str]) -> int:
     print(
         f"packaged targets (target=): {', '.join(packaged_targets(folders))}; any hub id, folder or GGUF file"
     )
+    print(f"pairs of tree and verifier (pair=): {', '.join(options('pair', folders))}")
     print(f"presets (experiment=): {', '.join(options('experiment', folders))}")
     return 0
 

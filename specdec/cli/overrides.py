@@ -27,7 +27,7 @@ _NODES: dict[str, Callable[[str], Any]] = {
     "tree": lambda name: TreeComponent(name=name),
     "verifier": lambda name: Component(name=name),
 }
-_PLAIN_GROUPS = ("sampling", "data", "engine", "eval", "logger", "experiment", "debug")
+_PLAIN_GROUPS = ("sampling", "data", "engine", "eval", "logger", "pair", "experiment", "debug")
 _CHOICE = re.compile(rf"({'|'.join((*_NODES, *_PLAIN_GROUPS))})(\.name)?=(.*)", re.DOTALL)
 _OPEN_MAPPING = re.compile(
     r"((drafter|tree|verifier)\.args|tree\.max_nodes_by_batch|sampling\.logit_bias)[.=]"

@@ -14,7 +14,7 @@ from datetime import datetime
 from omegaconf import OmegaConf
 
 _LONGEST_NAME = 160
-_TELLING = ("experiment", "target", "drafter", "tree", "verifier", "sampling")
+_TELLING = ("experiment", "target", "drafter", "pair", "tree", "verifier", "sampling")
 
 
 def unique_name() -> str:

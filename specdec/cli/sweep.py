@@ -22,7 +22,7 @@ class SweepFailed(SystemExit):
 
 
 class SweepSummary(Callback):
-    """Prints one row a job of the sweep's folder, then the failures.
+    """Prints one row a job of the sweep's folder, then the failures; leaves the rows as CSV and as a figure.
 
     Raises:
         SweepFailed: jobs failed, or left no result.
@@ -34,12 +34,16 @@ class SweepSummary(Callback):
         if not jobs:
             return
         # Imported here: it imports torch, and Hydra creates this object for every command.
+        from specdec.evaluation.sweep import write_sweep
         from specdec.evaluation.table import sweep_table
 
         names = job_names([_overrides(job) for job in jobs])
         metrics = [read_json(job / METRICS) if (job / METRICS).is_file() else None for job in jobs]
         print()
         sweep_table(list(zip(names, metrics, strict=True))).print()
+        finished = [(name, found) for name, found in zip(names, metrics, strict=True) if found is not None]
+        if finished:
+            write_sweep(folder, finished)
         print(f"results: {folder}")
         failed = [(name, job) for name, job, found in zip(names, jobs, metrics, strict=True) if found is None]
         for name, job in failed:

@@ -64,6 +64,15 @@ def test_files_name_what_is_registered(group, choice):
         registry.create(config.name, **OmegaConf.to_container(config.args))
 
 
+@pytest.mark.parametrize("pair", sorted(path.stem for path in (CONF / "pair").glob("*.yaml")))
+def test_pairs_fit(pair):
+    speculative = composed(f"pair={pair}").speculative
+    assert pair.startswith(speculative.tree)
+    assert pair.endswith(speculative.verifier)
+    tree = TREES.create(speculative.tree, **speculative.tree_args)
+    assert tree.law in VERIFIERS.get(speculative.verifier).laws
+
+
 @pytest.mark.parametrize("group", REGISTRIES)
 def test_everything_registered_has_a_file(group):
     named = {OmegaConf.load(path).name for path in (CONF / group).glob("*.yaml")}

@@ -1,5 +1,6 @@
 """`specdec eval`: single studies, sweeps, and their folders."""
 
+import csv
 import json
 import subprocess
 import sys
@@ -144,6 +145,13 @@ def test_the_traceback_is_there_for_those_who_ask(study, monkeypatch):
 def test_a_sweep_has_a_folder_a_job_and_a_summary(study, workspace, capsys):
     assert study("drafter=ngram,early_exit", "tree=chain,best_first", "-m", "hydra.sweep.dir=sweep") == 0
     names = finished_runs(workspace / "sweep")
+    with (workspace / "sweep" / "sweep.csv").open(encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["drafter"], row["tree"]) for row in rows] == [
+        (drafter, tree) for drafter in ("early_exit", "ngram") for tree in ("best_first", "chain")
+    ]
+    assert all(1 <= float(row["tau_low"]) <= float(row["tau"]) <= float(row["tau_high"]) for row in rows)
+    assert (workspace / "sweep" / "sweep.png").stat().st_size > 1000
     assert len(names) == 4
     assert any("drafter=early_exit" in name and "tree=best_first" in name for name in names)
     summary = capsys.readouterr().out.partition("4 jobs")[2]
