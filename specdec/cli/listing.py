@@ -71,6 +71,7 @@ def _needs(cls: type[TreeProposer]) -> str:
 
 
 def _verifier_laws(cls: type[Verifier]) -> str:
+    if cls.lossy:
+        return "none (LOSSY, for study)"
     laws = "any" if cls.laws == _ALL else ", ".join(sorted(law.value for law in cls.laws))
-    marks = [mark for mark, holds in (("temperature 0", cls.greedy_only), ("LOSSY", cls.lossy)) if holds]
-    return f"{laws} ({', '.join(marks)})" if marks else laws
+    return f"{laws} (temperature 0)" if cls.greedy_only else laws

@@ -214,14 +214,17 @@ class Engine:
             return _output(request, kept, [TokenOrigin.PREFILL])
         start, end = result.tree.host_offsets[row], result.tree.host_offsets[row + 1]
         parents = result.tree.host_parents[start:end]
-        last = result.paths[row][-1] if num_accepted else 0
-        at_leaf = last not in parents
+        path = result.paths[row]
+        num_children = [parents.count(node) for node in (0, *path)]
+        at_leaf = num_children[-1] == 0
         request.stats.record_step(
             num_drafted=end - start - 1,
             tree_depth=result.tree.host_depths[row],
             num_accepted=num_accepted,
             num_emitted=len(kept),
             at_leaf=at_leaf,
+            ranks=[parents[:node].count(parents[node]) for node in path],
+            num_children=num_children,
         )
         final = TokenOrigin.BONUS if at_leaf else TokenOrigin.CORRECTION
         origins = [TokenOrigin.ACCEPTED] * num_accepted + [final]

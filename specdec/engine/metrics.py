@@ -30,9 +30,21 @@ class SpeculationStats:
     """How many steps had a tree of depth k."""
     trials: Counter[int] = field(default_factory=Counter)
     """How many steps accepted k - 1 tokens and had proposed a k-th."""
+    rank_counts: Counter[int] = field(default_factory=Counter)
+    """How often the child of sibling rank r was accepted; ranks count from 0."""
+    rank_trials: Counter[int] = field(default_factory=Counter)
+    """How often a node that was reached had a child of sibling rank r."""
 
     def record_step(
-        self, *, num_drafted: int, tree_depth: int, num_accepted: int, num_emitted: int, at_leaf: bool
+        self,
+        *,
+        num_drafted: int,
+        tree_depth: int,
+        num_accepted: int,
+        num_emitted: int,
+        at_leaf: bool,
+        ranks: Sequence[int] = (),
+        num_children: Sequence[int] = (),
     ) -> None:
         """Adds one step.
 
@@ -42,6 +54,8 @@ class SpeculationStats:
             num_accepted: drafted tokens the verifier accepted, before any cut.
             num_emitted: tokens kept, correction or bonus included.
             at_leaf: the last accepted node has no children, so nothing was rejected.
+            ranks: sibling rank of each accepted node.
+            num_children: children of the root and of each accepted node.
         """
         kept = min(num_accepted, num_emitted)
         self.num_steps += 1
@@ -54,6 +68,10 @@ class SpeculationStats:
         undecided = at_leaf or num_emitted <= num_accepted
         for level in range(1, kept + (0 if undecided else 1) + 1):
             self.trials[level] += 1
+        self.rank_counts.update(ranks[:kept])
+        # A node whose accepted child was cut off decided nothing.
+        for count in num_children[: kept + (0 if num_emitted <= num_accepted else 1)]:
+            self.rank_trials.update(range(count))
 
     @property
     def acceptance_length(self) -> float | None:
@@ -86,6 +104,14 @@ class SpeculationStats:
             rates.append(accepted / self.trials[k] if self.trials[k] else None)
         return rates
 
+    def by_rank(self) -> list[float]:
+        """P(the child of sibling rank r is accepted given that its parent is), for r = 0 to the widest node.
+
+        Sequoia takes this as its acceptance vector.
+        """
+        width = max((rank + 1 for rank, count in self.rank_trials.items() if count), default=0)
+        return [self.rank_counts[rank] / self.rank_trials[rank] for rank in range(width)]
+
     @staticmethod
     def merge(parts: Sequence[SpeculationStats]) -> SpeculationStats:
         """Sums counts, so every step weighs the same."""
@@ -99,6 +125,8 @@ class SpeculationStats:
             total.accepted_counts += part.accepted_counts
             total.attempted_counts += part.attempted_counts
             total.trials += part.trials
+            total.rank_counts += part.rank_counts
+            total.rank_trials += part.rank_trials
         return total
 
 

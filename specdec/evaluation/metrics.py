@@ -76,6 +76,7 @@ def acceptance_metrics(batches: Sequence[BatchRecord], bootstrap: Bootstrap) -> 
         "rate": _json(rate),
         "survival": total.survival(),
         "conditional": total.conditional(),
+        "by_rank": total.by_rank(),
         "num_steps": total.num_steps,
         "num_emitted": total.num_emitted,
         "num_drafted": total.num_drafted,

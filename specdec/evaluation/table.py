@@ -75,6 +75,8 @@ def study_table(metrics: Metrics) -> TextTable:
     add("acceptance rate", lambda v: interval(v["acceptance"]["rate"], "{:.1%}"))
     add("survival@k", lambda v: series(v["acceptance"]["survival"]))
     add("conditional@k", lambda v: series(v["acceptance"]["conditional"]))
+    if any(len(variant["acceptance"]["by_rank"]) > 1 for variant in variants):
+        add("acceptance by sibling rank", lambda v: series(v["acceptance"]["by_rank"]))
     add("TTFT p50 / p95", lambda v: f"{_ms(v['ttft']['p50'])} / {_ms(v['ttft']['p95'])} ms")
     add("ITL p50 / p95", lambda v: f"{_ms(v['itl']['p50'])} / {_ms(v['itl']['p95'])} ms")
     for name, label in _SHARES.items():

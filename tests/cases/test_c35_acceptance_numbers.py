@@ -78,3 +78,55 @@ def test_tree_nodes_are_drafted_tokens() -> None:
     (request,) = complete(engine, [[5]], SamplingParams(temperature=0, max_tokens=8))
     assert request.stats.num_drafted <= 3 * request.stats.num_steps
     assert request.stats.max_depth == 2
+
+
+def test_acceptance_by_sibling_rank() -> None:
+    stats = SpeculationStats()
+    # The second of three children, then its only child; a leaf.
+    stats.record_step(
+        num_drafted=4,
+        tree_depth=2,
+        num_accepted=2,
+        num_emitted=3,
+        at_leaf=True,
+        ranks=[1, 0],
+        num_children=[3, 1, 0],
+    )
+    # None of two.
+    stats.record_step(
+        num_drafted=2, tree_depth=1, num_accepted=0, num_emitted=1, at_leaf=False, ranks=[], num_children=[2]
+    )
+    assert stats.by_rank() == [1 / 3, 1 / 2, 0.0]
+    # The first of two, cut off behind it: what its children would have decided is unknown.
+    stats.record_step(
+        num_drafted=4,
+        tree_depth=2,
+        num_accepted=2,
+        num_emitted=1,
+        at_leaf=True,
+        ranks=[0, 1],
+        num_children=[2, 2, 0],
+    )
+    assert SpeculationStats.merge([stats, SpeculationStats()]).by_rank() == [2 / 4, 1 / 3, 0.0]
+    assert SpeculationStats().by_rank() == []
+
+
+def test_an_engine_counts_ranks() -> None:
+    """The right token is always the second child."""
+    lm = tiny_lm()
+    prompt = [5, 3, 8]
+    truth = lm.greedy(prompt, 12)
+
+    def second(request_id: int, committed: list[int]) -> list[tuple[int, int]]:
+        rest = truth[len(committed) - len(prompt) :][:2]
+        entries: list[tuple[int, int]] = []
+        for depth, token in enumerate(rest):
+            parent = 2 * depth
+            entries += [((token + 1) % 101, parent), (token, parent)]
+        return entries
+
+    (request,) = complete(
+        make_engine(lm.target, scripted(second)), [prompt], SamplingParams(temperature=0, max_tokens=12)
+    )
+    assert request.output_token_ids == truth
+    assert request.stats.by_rank() == [0.0, 1.0]
