@@ -9,12 +9,13 @@ There is one copy of the weights: the parameters of the original projections bec
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from copy import copy
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import embedding, linear
+from torch.nn.functional import embedding
 from transformers import PreTrainedModel
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm
 from transformers.models.mistral.modeling_mistral import MistralDecoderLayer, MistralRMSNorm
@@ -24,6 +25,7 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer, Qwen3RMS
 from specdec.kernels.fused.op import add_rms_norm, rms_norm, rope_write_kv, silu_mul
 from specdec.kernels.tree_attention.metadata import AttentionMetadata
 from specdec.kernels.tree_attention.op import tree_attention
+from specdec.models.quantisation import Weight, linear
 
 _FUSIBLE_LAYERS = (LlamaDecoderLayer, MistralDecoderLayer, Qwen2DecoderLayer, Qwen3DecoderLayer)
 _FUSIBLE_MODULES = (nn.Embedding, nn.Linear, LlamaRMSNorm, MistralRMSNorm, Qwen2RMSNorm, Qwen3RMSNorm)
@@ -33,16 +35,16 @@ class _Layer(NamedTuple):
     """Weights of one layer. H hidden, I intermediate, D head size."""
 
     input_norm: Tensor  # [H]
-    qkv: Tensor  # [(Hq + 2 Hkv) D, H]
+    qkv: Weight  # [(Hq + 2 Hkv) D, H]
     qkv_bias: Tensor | None
     q_norm: Tensor | None  # [D]
     k_norm: Tensor | None  # [D]
-    o: Tensor  # [H, Hq D]
+    o: Weight  # [H, Hq D]
     o_bias: Tensor | None
     post_norm: Tensor  # [H]
-    gate_up: Tensor  # [2 I, H]
+    gate_up: Weight  # [2 I, H]
     gate_up_bias: Tensor | None
-    down: Tensor  # [H, I]
+    down: Weight  # [H, I]
     down_bias: Tensor | None
     window: int | None
 
@@ -55,11 +57,11 @@ def can_fuse(model: PreTrainedModel) -> bool:
         layers is not None
         and all(type(layer) in _FUSIBLE_LAYERS for layer in layers)
         and model.config.hidden_act in ("silu", "swish")
-        and all(_is_plain(module) for module in decoder.modules())
+        and all(is_plain(module) for module in decoder.modules())
     )
 
 
-def _is_plain(module: nn.Module) -> bool:
+def is_plain(module: nn.Module) -> bool:
     """False for modules that are quantised, adapted, sharded or hooked: they must run as they are."""
     if module._forward_hooks or module._forward_pre_hooks or hasattr(module, "_hf_hook"):
         return False
@@ -84,6 +86,20 @@ class FusedDecoder:
         self._num_heads: int = first.self_attn.q_proj.out_features // head_dim
         self._num_kv_heads: int = first.self_attn.k_proj.out_features // head_dim
         self._layers = [_fuse_layer(layer) for layer in decoder.layers]
+
+    def with_weights(self, change: Callable[[Weight], Weight]) -> FusedDecoder:
+        """The same decoder with changed matrices; embedding, norms and biases are shared."""
+        changed = copy(self)
+        changed._layers = [
+            layer._replace(
+                qkv=change(layer.qkv),
+                o=change(layer.o),
+                gate_up=change(layer.gate_up),
+                down=change(layer.down),
+            )
+            for layer in self._layers
+        ]
+        return changed
 
     def forward(
         self, tokens: Tensor, kv: Tensor, meta: AttentionMetadata, depth: int, taps: Sequence[int]

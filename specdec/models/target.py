@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from copy import copy
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -13,7 +14,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from specdec.kernels.tree_attention.metadata import AttentionMetadata
 from specdec.models import probe, support
-from specdec.models.fusion import FusedDecoder, can_fuse
+from specdec.models.fusion import FusedDecoder, can_fuse, is_plain
 from specdec.models.hook import (
     ATTENTION_NAME,
     AttentionCall,
@@ -21,6 +22,7 @@ from specdec.models.hook import (
     MissingContextError,
     PagedContext,
 )
+from specdec.models.quantisation import QuantisedLinear, Rounding
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,6 +114,35 @@ class TargetModel:
     def fused(self) -> bool:
         """Whether the layers run through fused modules."""
         return self._fused is not None
+
+    @torch.no_grad()
+    def quantised(self, rounding: Rounding) -> TargetModel:
+        """The same model with the matrices of its layers and its head rounded, as a second model.
+
+        Embeddings and norms are shared, and this model stays as it is. What is gained: `models.quantisation`.
+
+        Raises:
+            ValueError: the layers do not run through fused modules, or the head is no ordinary linear layer.
+        """
+        head = self._head
+        if self._fused is None:
+            model = type(self._model).__name__
+            raise self._not_quantisable(f"the layers of {model} do not run through fused modules")
+        if type(head) is not nn.Linear or not is_plain(head):
+            raise self._not_quantisable(
+                f"its head is a {type(head).__name__} that is quantised, adapted or hooked"
+            )
+        rounded = copy(self)
+        rounded.name = f"{self.name}-int{rounding.bits}"
+        rounded._fused = self._fused.with_weights(rounding)
+        rounded._head = QuantisedLinear(rounding(head.weight), head.bias)
+        return rounded
+
+    def _not_quantisable(self, reason: str) -> ValueError:
+        return ValueError(
+            f"model {self.name!r} (model_type {self.config.model_type!r}) cannot be quantised: {reason}; use a "
+            "Llama, Mistral, Qwen2 or Qwen3 model with dense weights, loaded with fuse=True, or another drafter"
+        )
 
     @torch.inference_mode()
     def forward(
