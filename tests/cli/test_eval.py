@@ -84,7 +84,7 @@ def test_help_lists_groups_and_choices(capsys):
         main(["eval", "--help"])
     assert stop.value.code == 0
     printed = capsys.readouterr().out
-    assert "drafter: early_exit, ngram, none, quantised, scripted, self, small_lm" in printed
+    assert "drafter: early_exit, ngram, none, quantised, quantised_coarse, scripted, self" in printed
     assert "specdec eval drafter=ngram,early_exit tree=chain,best_first -m" in printed
 
 
