@@ -23,6 +23,7 @@ COMMANDS = {
     "eval": Command(
         "specdec.cli.eval", "measure speculative decoding against plain decoding (Hydra, sweeps)"
     ),
+    "check": Command("specdec.cli.check", "tell whether a combination is exact, with its own controls"),
     "generate": Command(
         "specdec.cli.generate", "complete a prompt in the terminal, coloured by token origin"
     ),
@@ -35,7 +36,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command.
 
     Returns:
-        Exit code: 0 done, 1 jobs of a sweep failed, 2 wrong usage, 130 interrupted.
+        Exit code: 0 done, 1 jobs of a sweep failed or a combination is not exact, 2 wrong usage, 3 a check had
+        too little power, 130 interrupted.
     """
     name, *rest = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
     if name in ("-h", "--help", "help"):
