@@ -33,7 +33,7 @@ class ChainProposer(TreeProposer):
     possible_laws = (ProposalLaw.DETERMINISTIC, ProposalLaw.CHAIN)
 
     def __init__(
-        self, num_tokens: int = 5, sample: bool = False, coupled: bool = False, min_confidence: float = 0.0
+        self, num_tokens: int = 5, sample: bool = False, min_confidence: float = 0.0, coupled: bool = False
     ) -> None:
         if not is_integer(num_tokens) or num_tokens < 1:
             raise ValueError(

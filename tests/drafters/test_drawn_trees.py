@@ -173,3 +173,16 @@ def test_dyspec_keeps_what_it_has_drawn():
     )
     assert large.tokens.tolist()[:6] == small.tokens.tolist()
     assert large.parents.tolist()[:6] == small.parents.tolist()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"coupled": 0.3}, "coupled=0.3: expected coupled true or false"),
+        ({"sample": "yes"}, "sample='yes'"),
+        ({"sample": True, "coupled": True}, "one or the other"),
+    ],
+)
+def test_a_chain_is_drawn_in_one_way(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        ChainProposer(3, **arguments)
