@@ -39,6 +39,8 @@ class ChainProposer(TreeProposer):
             raise ValueError(
                 f"num_tokens={num_tokens!r}: a chain needs at least 1; for plain decoding use drafter=none"
             )
+        for name, value in (("sample", sample), ("coupled", coupled)):
+            check(name, value, isinstance(value, bool), "to be true or false")
         check(
             "coupled",
             coupled,
